@@ -41,6 +41,7 @@ from vmserver import config as configuration
 from vmserver.config import Config
 from vmserver.containers import ProviderContext, create
 from vmserver.containers.interface import IContainerProvider
+from vmserver.containers.provider_choice import ProviderChoice
 from vmserver.identity.apply import IdentityApplier
 from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.delivery import IdentitySource
@@ -52,7 +53,6 @@ from vmserver.identity.virtio_serial import VirtioSerial
 from vmserver.interruptions import FindNotice, find_by
 from vmserver.pod_settings import PodSettings
 from vmserver.prewarm import prewarm
-from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc.agent import AgentService
 from vmserver.volumes.parts import VolumeParts
 from vmserver.volumes.store import VolumeStore

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws docs/rooms.svg: the rooms of the node daemon on floors, and the arrows of their imports.
+"""Draws docs/rooms.svg: the rooms of both daemons on floors, and the arrows of their imports.
 
     python -m tests.docs.rooms            draws it
     python -m tests.docs.rooms --check    fails if the one that is there is not of this tree
@@ -21,7 +21,7 @@ from tests.harness.imports import TREE, modules
 
 PICTURE = TREE / "docs" / "rooms.svg"
 SPLIT = ("infranetes.machines", "infranetes.pods", "infranetes.providers")  # whose inner rooms are drawn
-WHOLE = ("infranetes_common", "infranetes_simulation", "txgrpc", "vmserver")
+WHOLE = ("infranetes_common", "infranetes_simulation", "txgrpc")
 BOX_HEIGHT, FLOOR_HEIGHT, GAP, MARGIN, LETTER = 26, 74, 14, 12, 7.3
 SWEEPS = 24
 
@@ -32,14 +32,15 @@ STYLE = """
   rect { fill: #ddf4ff; stroke: #54aeff; }
   .pods { fill: #dafbe1; stroke: #4ac26b; }
   .providers, .machines { fill: #fff8c5; stroke: #d4a72c; }
-  .whole { fill: #eaeef2; stroke: #8c959f; }
+  .whole, .vmserver { fill: #eaeef2; stroke: #8c959f; }
+  .vmserver { stroke-dasharray: 4 2; }
   path { fill: none; stroke: #8c959f; stroke-width: 1.1; }
   @media (prefers-color-scheme: dark) {
     text { fill: #e6edf3; }
     rect { fill: #0c2d6b; stroke: #388bfd; }
     .pods { fill: #033a16; stroke: #2ea043; }
     .providers, .machines { fill: #3b2300; stroke: #bb8009; }
-    .whole { fill: #21262d; stroke: #6e7681; }
+    .whole, .vmserver { fill: #21262d; stroke: #6e7681; }
     path { stroke: #6e7681; }
   }
 """

@@ -61,6 +61,7 @@ class PictureTests(SynchronousTestCase):
             ("infranetes.cri.status", "infranetes.cri"),
             ("infranetes.observer", "infranetes.observer"),
             ("infranetes", ""),
-            ("vmserver.rpc.agent", "vmserver"),
+            ("vmserver.rpc.agent", "vmserver.rpc"),
+            ("vmserver", ""),
         ):
             self.assertEqual(room_of(module), room)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from vmserver.system_clock import MAX_SLEW_TICKS, TICKS
+from vmserver.machine.system_clock import MAX_SLEW_TICKS, TICKS
 
 SECOND = 10**9
 

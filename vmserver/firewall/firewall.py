@@ -24,8 +24,8 @@ from infranetes_common.nftables_watch import TablesWatch, open_socket
 from infranetes_common.pod_firewall import OPEN, PodFirewall
 from infranetes_common.pod_firewall_rules import ERRORS, FAMILIES, Way, chains, listed
 from infranetes_common.reactors import IReactor
-from vmserver.marked_connections import MARK
-from vmserver.pod_tunnel import DEVICE
+from vmserver.network.marked_connections import MARK
+from vmserver.network.pod_tunnel import DEVICE
 
 TABLE = "infranetes-firewall"  # one table of this name in each family
 SECONDS = 60.0

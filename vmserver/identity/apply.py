@@ -21,8 +21,8 @@ from twisted.logger import Logger
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.identity import Identity
 from vmserver.identity import network
-from vmserver.machine_clock import MachineClock, check_time
-from vmserver.system_clock import KernelClock
+from vmserver.machine.clock import MachineClock, check_time
+from vmserver.machine.system_clock import KernelClock
 
 _RNDADDENTROPY, _RNDRESEEDCRNG = 0x40085203, 0x5207  # <linux/random.h>
 _MAX_ENTROPY_BYTES = 2048

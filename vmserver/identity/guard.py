@@ -31,7 +31,7 @@ from infranetes_common.nftables import SECONDS, Scripts
 from infranetes_common.nftables_watch import TablesWatch, open_socket
 from infranetes_common.reactors import IReactor
 from vmserver.identity.callers import TRUSTED, address_of
-from vmserver.pod_tunnel import DEVICE
+from vmserver.network.pod_tunnel import DEVICE
 
 FAMILY, TABLE = "inet", "infranetes-agent"
 AJAR_SECONDS = 5.0

@@ -46,7 +46,7 @@ from infranetes_common.errors import (
 from infranetes_common.identity import MAX_DOCUMENT_BYTES
 from infranetes_common.reactors import IReactor
 from vmserver.identity.delivery import POLL_SECONDS, Accept, answer
-from vmserver.marked_connections import MARK, MarkedEndpoints
+from vmserver.network.marked_connections import MARK, MarkedEndpoints
 
 AWS, AZURE, GCP = "aws", "azure", "gcp"
 OPENSTACK, VSPHERE, DETECT = "openstack", "vsphere", "cloud"

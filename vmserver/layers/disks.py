@@ -8,7 +8,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from vmserver.mounts import mounts
+from vmserver.machine.mounts import mounts
 
 _DRIVER = "virtio_scsi"
 _QEMU = "QEMU"  # the vendor of QEMU's disks, since clouds have virtio-scsi disks too

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 
 from infranetes_common.errors import FailedPrecondition, Unavailable
-from vmserver.mounts import Flag, mount, unmount
+from vmserver.machine.mounts import Flag, mount, unmount
 
 KIND = "erofs"
 # Neither noexec nor nosuid: programs run from an overlay, and the overlay's own options decide.

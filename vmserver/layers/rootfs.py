@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from infranetes_common.errors import FailedPrecondition
-from vmserver.mounts import NO_FLAGS, Flag, in_directory, mount, unmount
+from vmserver.machine.mounts import NO_FLAGS, Flag, in_directory, mount, unmount
 
 MAX_LAYERS = 127
 """The most layers of one overlay. The kernel takes 500, but a page of options holds no more names."""

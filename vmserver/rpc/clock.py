@@ -7,7 +7,7 @@ from infranetes_common.errors import Unimplemented
 from infranetes_common.wire import vmserver as messages
 from infranetes_common.wire.vmserver_rpcs import AgentClockRpcs
 from txgrpc import Call
-from vmserver.timekeeping import Timekeeping
+from vmserver.machine.timekeeping import Timekeeping
 
 
 class ClockCalls(AgentClockRpcs):

@@ -18,8 +18,8 @@ from infranetes_common.wire import vmserver as messages
 from infranetes_common.wire.vmserver_rpcs import AgentContainerRpcs
 from txgrpc import Call
 from vmserver import validate
-from vmserver.huge_pages import HugePages
-from vmserver.provider_choice import ProviderChoice
+from vmserver.containers.provider_choice import ProviderChoice
+from vmserver.machine.huge_pages import HugePages
 from vmserver.rpc import bounds
 from vmserver.rpc.batches import batches
 from vmserver.rpc.last_lines import whole

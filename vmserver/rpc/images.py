@@ -11,7 +11,7 @@ from infranetes_common.wire.vmserver_rpcs import AgentImageRpcs
 from txgrpc import Call
 from vmserver import validate
 from vmserver.containers.interface import IImageFetcher
-from vmserver.provider_choice import ProviderChoice
+from vmserver.containers.provider_choice import ProviderChoice
 from vmserver.rpc.uploads import data_of
 
 

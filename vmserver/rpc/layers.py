@@ -11,9 +11,9 @@ from infranetes_common.wire.vmserver_rpcs import AgentLayerRpcs
 from txgrpc import Call
 from vmserver import validate
 from vmserver.containers.interface import ITakesLayers
+from vmserver.containers.provider_choice import ProviderChoice
 from vmserver.layers.arrival import BroughtLayer
 from vmserver.layers.store import LayerOnDisk
-from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc.uploads import data_of
 
 MAX_SIZE = 2**40  # bytes of a layer

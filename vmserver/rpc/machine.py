@@ -16,13 +16,13 @@ from infranetes_common.wire import vmserver as messages
 from infranetes_common.wire.vmserver_rpcs import AgentMachineRpcs
 from txgrpc import Call
 from vmserver.containers.interface import IHasUserNamespaces, ITakesLayers
-from vmserver.huge_pages import huge_page_sizes
+from vmserver.containers.provider_choice import ProviderChoice
 from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.metadata import MetadataGate
+from vmserver.machine.huge_pages import huge_page_sizes
+from vmserver.machine.timekeeping import Timekeeping
 from vmserver.pod_settings import PodSettings
 from vmserver.prewarm import warm_up
-from vmserver.provider_choice import ProviderChoice
-from vmserver.timekeeping import Timekeeping
 
 
 class MachineCalls(AgentMachineRpcs):

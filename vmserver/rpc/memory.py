@@ -10,7 +10,7 @@ from infranetes_common.errors import InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver as messages
 from infranetes_common.wire.vmserver_rpcs import AgentMemoryRpcs
 from txgrpc import Call
-from vmserver.memory import MachineMemory, Range
+from vmserver.machine.memory import MachineMemory, Range
 
 MAX_RANGES = 256  # as many as a machine has slots
 MAX_SECONDS = 3600.0

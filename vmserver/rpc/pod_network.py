@@ -7,7 +7,7 @@ from infranetes_common.errors import Unimplemented
 from infranetes_common.wire import vmserver as messages
 from infranetes_common.wire.vmserver_rpcs import AgentPodNetworkRpcs
 from txgrpc import Call
-from vmserver.pod_tunnel import PodTunnel, pod_network
+from vmserver.network.pod_tunnel import PodTunnel, pod_network
 
 
 class PodNetworkCalls(AgentPodNetworkRpcs):

@@ -7,7 +7,7 @@ from infranetes_common.errors import InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver as messages
 from infranetes_common.wire.vmserver_rpcs import AgentProcessorRpcs
 from txgrpc import Call
-from vmserver.processors import MachineProcessors
+from vmserver.machine.processors import MachineProcessors
 
 SECONDS = 60.0
 

@@ -19,8 +19,8 @@ from infranetes_common.wire.vmserver_rpcs import AgentSessionRpcs
 from txgrpc import Call, GrpcError
 from vmserver import validate
 from vmserver.containers.interface import ISession, Streams
+from vmserver.containers.provider_choice import ProviderChoice
 from vmserver.containers.sessions import Output
-from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc import forwards as connections
 from vmserver.rpc.quota import Quota
 

@@ -13,7 +13,8 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
 from infranetes_common.wire.vmserver_rpcs import AgentShellRpcs
 from txgrpc import Call
-from vmserver import shell, validate
+from vmserver import validate
+from vmserver.containers import shell
 from vmserver.containers.interface import ISession
 from vmserver.rpc.quota import Quota
 from vmserver.rpc.sessions import AHEAD_BYTES, serve, streams

@@ -10,8 +10,8 @@ from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from infranetes_common.wire.vmserver_rpcs import AgentWatchRpcs
 from txgrpc import Call
+from vmserver.containers.provider_choice import ProviderChoice
 from vmserver.interruptions import Interruption
-from vmserver.provider_choice import ProviderChoice
 from vmserver.rpc import bounds
 
 # The order of states: a container only moves to a higher one.

@@ -32,7 +32,7 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError, NotFou
 from infranetes_common.reactors import IReactor
 from infranetes_common.volume_disks import OPTIONS, TARGET
 from vmserver.layers.disks import ScsiDisks
-from vmserver.mounts import Flag, mount, mounts, sync, unmount_unused
+from vmserver.machine.mounts import Flag, mount, mounts, sync, unmount_unused
 from vmserver.volumes import filesystems, making
 from vmserver.volumes.disk_records import DiskMount, DiskRecords
 

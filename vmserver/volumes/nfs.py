@@ -33,7 +33,7 @@ from infranetes_common.errors import (
 from infranetes_common.filesync.wire import PREFIX
 from infranetes_common.nfs import ID, MOUNT_FLAGS, NfsMount
 from infranetes_common.reactors import IReactor
-from vmserver.mounts import Flag, mounts, sync, system_mount, unmount
+from vmserver.machine.mounts import Flag, mounts, sync, system_mount, unmount
 
 T = TypeVar("T")
 

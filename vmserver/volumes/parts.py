@@ -17,7 +17,7 @@ from infranetes_common.filesync.manifest import check_path
 from infranetes_common.filesync.tree import DIRECTORY_FLAGS
 from infranetes_common.filesync.wire import PREFIX
 from infranetes_common.paths import open_path, resolve
-from vmserver.mounts import Flag, mount, mounts_below, unmount
+from vmserver.machine.mounts import Flag, mount, mounts_below, unmount
 from vmserver.volumes.store import VolumeStore
 
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC

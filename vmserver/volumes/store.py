@@ -10,8 +10,8 @@ from pathlib import Path
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from infranetes_common.filesync.tree import Tree
 from infranetes_common.paths import remove_tree
-from vmserver.huge_pages import check_size, huge_page_sizes
-from vmserver.mounts import NO_FLAGS, Flag, mount, mounts_below, unmount
+from vmserver.machine.huge_pages import check_size, huge_page_sizes
+from vmserver.machine.mounts import NO_FLAGS, Flag, mount, mounts_below, unmount
 from vmserver.validate import CONTAINER_ID
 
 _FILE, _DIRECTORY = "file", "directory"

@@ -20,9 +20,9 @@ from tests.infranetes.pods.fake_agent import FakeAgent
 from tests.infranetes.pods.fakes import FakeNode, pod
 from tests.vmserver.fake_clock import SECOND, FakeClock
 from vmserver.identity.apply import IdentityApplier
-from vmserver.machine_clock import MachineClock
-from vmserver.system_clock import TICKS
-from vmserver.timekeeping import Timekeeping
+from vmserver.machine.clock import MachineClock
+from vmserver.machine.system_clock import TICKS
+from vmserver.machine.timekeeping import Timekeeping
 
 BEGIN = 1_800_000_000.0  # seconds since 1970
 BOOT_SECONDS = 45  # of an instance of a cloud

@@ -26,7 +26,7 @@ from tests.harness.needs import needs_netns
 from tests.harness.tools import need
 from tests.support.spaces import Space
 from txgrpc import Call
-from vmserver.pod_tunnel import PodTunnel
+from vmserver.network.pod_tunnel import PodTunnel
 from vmserver.rpc.pod_network import PodNetworkCalls
 
 reactor = installed()

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from vmserver.identity.apply import IdentityApplier, write_if_changed
-from vmserver.machine_clock import MachineClock
-from vmserver.system_clock import TICKS
+from vmserver.machine.clock import MachineClock
+from vmserver.machine.system_clock import TICKS
 
 SETTINGS = "clock-settings"  # has a line for each time that the clock was set, with the nanoseconds
 

@@ -42,7 +42,7 @@ from tests.support.pod_namespaces import (
 from vmserver.firewall import firewall as firewall_module
 from vmserver.firewall.firewall import _ALWAYS, METADATA, TABLE, Firewall
 from vmserver.firewall.message import MAX_NETWORKS, as_firewall
-from vmserver.marked_connections import MARK
+from vmserver.network.marked_connections import MARK
 from vmserver.rpc.firewall import node_address
 
 reactor = installed()

@@ -33,7 +33,7 @@ from pathlib import Path
 from infranetes_common.identity import Identity, Network
 from tests.vmserver.fake_clock import FakeClock
 from vmserver.identity.apply import IdentityApplier
-from vmserver.machine_clock import MachineClock
+from vmserver.machine.clock import MachineClock
 ip = lambda *words: json.loads(subprocess.run(["ip", "-j", *words], capture_output=True, check=True).stdout)
 run = lambda *words: subprocess.run(["ip", *words], check=True)
 run("link", "add", "eth0", "type", "veth", "peer", "name", "peer")

@@ -24,7 +24,7 @@ from tests.vmserver.pki import Authority
 from vmserver.identity.apply import IdentityApplier
 from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.metadata import CloudIdentity, MetadataGate
-from vmserver.machine_clock import MachineClock
+from vmserver.machine.clock import MachineClock
 
 reactor: Any = _reactor
 LAUNCH = 1_800_000_000 * SECOND  # when the node wrote the identity

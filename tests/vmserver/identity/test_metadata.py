@@ -248,7 +248,7 @@ import asyncio, socket, subprocess, sys, threading
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, ensureDeferred
 from twisted.internet.threads import deferToThread
-from vmserver.marked_connections import MARK
+from vmserver.network.marked_connections import MARK
 from vmserver.identity.metadata import MetadataGate
 
 for command in ("ip link set lo up", "ip addr add 169.254.169.254/32 dev lo",

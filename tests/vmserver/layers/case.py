@@ -20,7 +20,7 @@ from vmserver.layers.arrival import BroughtLayer
 from vmserver.layers.disks import ScsiDisks
 from vmserver.layers.loop import loop_device
 from vmserver.layers.store import LayerStore
-from vmserver.mounts import mounts_below, unmount
+from vmserver.machine.mounts import mounts_below, unmount
 
 reactor: Any = installed
 HOST = 2

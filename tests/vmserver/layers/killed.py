@@ -25,10 +25,10 @@ from twisted.internet.epollreactor import EPollReactor
 
 from infranetes_common.concurrency import start
 from tests.support.erofs import Layer, layer
-from vmserver import mounts
 from vmserver.layers.arrival import Arrival, BroughtLayer
 from vmserver.layers.images import LayerImages
 from vmserver.layers.store import LayerStore
+from vmserver.machine import mounts
 
 EVENTS = {
     "fcntl.ioctl",

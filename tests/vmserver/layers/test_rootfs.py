@@ -13,7 +13,7 @@ from infranetes_common.errors import FailedPrecondition, Unavailable
 from tests.support.erofs import Layer, layer
 from tests.vmserver.layers.case import LayersTestCase
 from vmserver.layers.rootfs import MAX_LAYERS, mount_rootfs, mount_volume
-from vmserver.mounts import mounts_below, unmount
+from vmserver.machine.mounts import mounts_below, unmount
 
 LOW = layer({"a": b"low", "b": b"low", "c": b"low", "d/x": b"low"})
 CLEAN = layer({".wh..wh..opq": b"", "a": b"clean"})

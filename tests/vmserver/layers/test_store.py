@@ -27,7 +27,7 @@ from tests.support.waiting import until
 from tests.vmserver.layers.case import PIECE, LayersTestCase, header, pieces, reactor
 from vmserver.layers import store as store_module
 from vmserver.layers.store import BATCH_BYTES, Arrived, LayerOnDisk
-from vmserver.mounts import mounts_below
+from vmserver.machine.mounts import mounts_below
 
 HELLO = layer({"hello": b"hello", "big": b"0123456789abcdef" * 40_000})
 OTHER = layer({"other": b"other"})

@@ -27,7 +27,7 @@ from vmserver.containers.interface import ITakesLayers
 from vmserver.layers import store
 from vmserver.layers.images import LayerImages
 from vmserver.layers.store import BATCH_BYTES, LayerStore
-from vmserver.mounts import mounts_below, unmount
+from vmserver.machine.mounts import mounts_below, unmount
 
 LAYER = layer({"hello": b"hello", "big": b"0123456789abcdef" * 40_000})
 

@@ -12,8 +12,8 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver as messages
 from txgrpc import Call
-from vmserver.memory import MachineMemory, Range
-from vmserver.processors import MachineProcessors
+from vmserver.machine.memory import MachineMemory, Range
+from vmserver.machine.processors import MachineProcessors
 from vmserver.rpc.memory import MAX_RANGES, MAX_SECONDS, MemoryCalls
 from vmserver.rpc.processors import ProcessorCalls
 

@@ -13,7 +13,7 @@ from tests.harness.needs import needs_netns, needs_programs
 from tests.support.spaces import Space
 from tests.vmserver.harness import SANDBOX
 from tests.vmserver.rpc.test_agent import AgentCase
-from vmserver.pod_tunnel import PodTunnel
+from vmserver.network.pod_tunnel import PodTunnel
 
 reactor = installed()
 

@@ -18,7 +18,7 @@ from tests.contract.container_sessions import living
 from tests.support.waiting import until
 from tests.vmserver.rpc.test_sessions import SessionCase, stdin
 from txgrpc import Code
-from vmserver import shell
+from vmserver.containers import shell
 from vmserver.rpc.shell import MAX_SHELLS
 
 reactor = installed()

@@ -20,7 +20,7 @@ from tests.harness.needs import needs_root
 from tests.support.failures import FailureAssertions
 from tests.support.file_systems import loop_device
 from vmserver.layers.disks import ScsiDisks
-from vmserver.mounts import mounts_below, unmount
+from vmserver.machine.mounts import mounts_below, unmount
 from vmserver.volumes.disk_records import DiskMount
 from vmserver.volumes.disks import PodDisks
 

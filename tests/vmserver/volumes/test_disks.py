@@ -17,7 +17,7 @@ from infranetes_common.volume_disks import checked_options, serial_of
 from tests.harness.needs import needs_mounts
 from tests.vmserver.volumes.disk_case import SERIAL, SIZE, XFS_SIZE, PodDiskCase, reactor
 from vmserver.layers.disks import ScsiDisks
-from vmserver.mounts import Flag, mount, mounts_below
+from vmserver.machine.mounts import Flag, mount, mounts_below
 from vmserver.volumes import disks as disks_module
 from vmserver.volumes import filesystems
 from vmserver.volumes.disk_records import DiskMount

@@ -19,7 +19,7 @@ from tests.harness.needs import needs_mounts
 from tests.vmserver.volumes.disk_case import SERIAL, SIZE, XFS_SIZE, PodDiskCase, reactor
 from vmserver.containers.machine.provider import MachineConfig, MachineProvider
 from vmserver.layers.disks import ScsiDisks
-from vmserver.mounts import mounts_below
+from vmserver.machine.mounts import mounts_below
 from vmserver.volumes import disks as disks_module
 from vmserver.volumes import filesystems, making
 from vmserver.volumes.disks import PodDisks

@@ -23,7 +23,7 @@ from infranetes_common.reactors import installed
 from tests.harness.needs import needs_mounts, needs_root
 from tests.support.failures import FailureAssertions
 from tests.support.fuse import HangingMounts
-from vmserver.mounts import Flag, mount, mounts, mounts_below, unmount
+from vmserver.machine.mounts import Flag, mount, mounts, mounts_below, unmount
 from vmserver.volumes import nfs as nfs_module
 from vmserver.volumes.nfs import NfsMounts
 from vmserver.volumes.parts import VolumeParts

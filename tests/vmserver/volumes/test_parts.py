@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.filesync.wire import PREFIX
 from tests.harness.needs import needs_mounts
-from vmserver.mounts import mounts_below
+from vmserver.machine.mounts import mounts_below
 from vmserver.volumes.parts import VolumeParts
 from vmserver.volumes.store import VolumeStore
 

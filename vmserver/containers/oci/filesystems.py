@@ -26,10 +26,10 @@ from vmserver.containers.oci.container import OciContainer
 from vmserver.containers.oci.index import unwritable
 from vmserver.containers.oci.user_namespaces import UserNamespaces, check_passable, wanted_by
 from vmserver.containers.sub_paths import within
-from vmserver.id_mapped import id_mapped
 from vmserver.layers.images import LayerImages
 from vmserver.layers.rootfs import mount_rootfs, mount_volume
-from vmserver.mounts import unmount
+from vmserver.machine.id_mapped import id_mapped
+from vmserver.machine.mounts import unmount
 from vmserver.validate import DIGEST
 
 _PASSABLE = 0o711  # so that the users of a user namespace can reach the container's root directory

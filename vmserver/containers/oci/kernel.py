@@ -14,7 +14,7 @@ import attrs
 
 from infranetes_common.huge_pages import limit_name
 from vmserver.containers.oci.capabilities import NAMES, in_mask
-from vmserver.huge_pages import huge_page_sizes
+from vmserver.machine.huge_pages import huge_page_sizes
 
 _RELEASE = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})")
 _OPEN_FILES = 1024 * 1024  # the limit of Docker's own service

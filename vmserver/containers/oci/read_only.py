@@ -15,7 +15,7 @@ from pathlib import Path
 from twisted.logger import Logger
 
 from infranetes_common.errors import InfranetesError
-from vmserver.mounts import Flag, mount, unmount
+from vmserver.machine.mounts import Flag, mount, unmount
 
 _log = Logger()
 

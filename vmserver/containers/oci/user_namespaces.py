@@ -15,7 +15,7 @@ from infranetes_common.user_namespaces import UserNamespace, user_namespace
 from infranetes_common.wire import cri
 from vmserver.containers import security
 from vmserver.containers.accounts import ProcessUser
-from vmserver.id_mapped import keep_namespace
+from vmserver.machine.id_mapped import keep_namespace
 
 _OF_NETWORK = frozenset(("CAP_NET_ADMIN", "CAP_NET_RAW"))
 FIELD = "security_context.namespace_options"

@@ -21,7 +21,7 @@ from tests.support.oci import BuiltImage
 from vmserver.containers.oci.config import OciConfig
 from vmserver.containers.oci.provider import OciProvider
 from vmserver.layers.arrival import BroughtLayer
-from vmserver.mounts import mounts_below
+from vmserver.machine.mounts import mounts_below
 
 _file_systems: dict[str, bytes] = {}
 

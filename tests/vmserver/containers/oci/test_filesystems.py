@@ -19,7 +19,7 @@ from tests.harness.needs import needs_mounts
 from vmserver.containers.oci import filesystems
 from vmserver.containers.oci.container import OciContainer
 from vmserver.containers.oci.record import Record
-from vmserver.mounts import mounts_below, unmount
+from vmserver.machine.mounts import mounts_below, unmount
 
 
 @needs_mounts

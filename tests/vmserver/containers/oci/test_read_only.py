@@ -15,7 +15,7 @@ from infranetes_common.errors import FailedPrecondition
 from tests.harness.needs import needs_mounts
 from vmserver.containers.oci import addresses, read_only
 from vmserver.containers.oci.read_only import thd_read_only
-from vmserver.mounts import Flag, mount, mounts_below, unmount
+from vmserver.machine.mounts import Flag, mount, mounts_below, unmount
 
 
 @needs_mounts

@@ -26,7 +26,7 @@ from tests.vmserver.containers.oci.provider_case import OciCase
 from vmserver.containers.oci import lock, record
 from vmserver.containers.oci import provider as providers
 from vmserver.containers.oci.runtime import CALL_SECONDS, Status
-from vmserver.mounts import unmount
+from vmserver.machine.mounts import unmount
 
 MAX_STEPS = 80
 

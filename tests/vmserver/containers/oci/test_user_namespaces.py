@@ -18,7 +18,7 @@ from tests.harness.needs import needs_crun
 from tests.support.oci import image, layer
 from tests.support.user_namespaces import FIRST, LENGTH, ids, namespaces, of_container, of_pod
 from tests.vmserver.containers.oci.provider_case import OciCase
-from vmserver.mounts import mounts_below, unmount
+from vmserver.machine.mounts import mounts_below, unmount
 
 FILES = image([layer({"low": b"low\n", "both": b"low\n"}), layer({"both": b"high\n"})])
 

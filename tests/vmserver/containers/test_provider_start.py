@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.concurrency import start
 from infranetes_common.errors import Unavailable
-from vmserver.provider_start import RETRY_SECONDS, START_SECONDS, ProviderStart
+from vmserver.containers.provider_start import RETRY_SECONDS, START_SECONDS, ProviderStart
 
 
 class _Provider:

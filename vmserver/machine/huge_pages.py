@@ -33,7 +33,7 @@ from infranetes_common.huge_pages import pages_of, resource_name
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
-from vmserver.memory import MEMINFO, RESERVE, available_bytes
+from vmserver.machine.memory import MEMINFO, RESERVE, available_bytes
 
 SIZES = Path("/sys/kernel/mm/hugepages")
 SET_SECONDS = 30.0  # for the kernel to find contiguous memory

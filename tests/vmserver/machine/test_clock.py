@@ -7,7 +7,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.errors import InvalidArgument
 from tests.vmserver.fake_clock import SECOND, FakeClock
-from vmserver.machine_clock import SLACK_NANOS, MachineClock
+from vmserver.machine.clock import SLACK_NANOS, MachineClock
 
 NOW = 1_800_000_000 * SECOND
 

@@ -38,8 +38,8 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
-from vmserver.machine_clock import MachineClock, check_time
-from vmserver.system_clock import MAX_SLEW_TICKS, TICKS, SystemClock
+from vmserver.machine.clock import MachineClock, check_time
+from vmserver.machine.system_clock import MAX_SLEW_TICKS, TICKS, SystemClock
 
 SECOND = 10**9
 TOLERANCE_NANOS = SECOND // 100

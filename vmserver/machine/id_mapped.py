@@ -18,7 +18,7 @@ from pathlib import Path
 from infranetes_common.commands import ENVIRONMENT, find_program
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.user_namespaces import IdRange, UserNamespace
-from vmserver.mounts import Flag, mount, unmount
+from vmserver.machine.mounts import Flag, mount, unmount
 
 # The newer system calls have the same numbers on every architecture. Source: asm-generic/unistd.h.
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442

@@ -15,8 +15,8 @@ from infranetes_common.errors import FailedPrecondition
 from infranetes_common.user_namespaces import IdRange, UserNamespace
 from tests.harness.needs import needs_mounts
 from tests.harness.tools import need
-from vmserver.id_mapped import id_mapped, keep_namespace
-from vmserver.mounts import mounts_below, unmount
+from vmserver.machine.id_mapped import id_mapped, keep_namespace
+from vmserver.machine.mounts import mounts_below, unmount
 
 USERS = UserNamespace(IdRange(200000, 65536), IdRange(300000, 10))
 

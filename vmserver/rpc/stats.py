@@ -8,7 +8,7 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
 from infranetes_common.wire.vmserver_rpcs import AgentStatsRpcs
 from txgrpc.servercall import Call
-from vmserver.provider_choice import ProviderChoice
+from vmserver.containers.provider_choice import ProviderChoice
 from vmserver.rpc import bounds
 from vmserver.stats import family, machine
 from vmserver.stats.rates import Rates

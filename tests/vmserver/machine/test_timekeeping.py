@@ -12,9 +12,9 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver as messages
 from tests.vmserver.fake_clock import SECOND, FakeClock
+from vmserver.machine.system_clock import MAX_SLEW_TICKS, STA_UNSYNC, TICKS, KernelClock, Timex, kept
+from vmserver.machine.timekeeping import STEP_NANOS, TOLERANCE_NANOS, Timekeeping
 from vmserver.rpc.clock import ClockCalls
-from vmserver.system_clock import MAX_SLEW_TICKS, STA_UNSYNC, TICKS, KernelClock, Timex, kept
-from vmserver.timekeeping import STEP_NANOS, TOLERANCE_NANOS, Timekeeping
 
 NOW = 1_800_000_000 * SECOND  # the node's time when a test begins
 MILLI = 10**6

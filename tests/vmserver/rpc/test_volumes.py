@@ -21,7 +21,7 @@ from infranetes_common.wire import vmserver as messages
 from tests.harness.needs import needs_mounts, needs_programs, needs_root
 from tests.vmserver.rpc.test_agent import ID, AgentCase
 from txgrpc import Code
-from vmserver.mounts import mounts_below
+from vmserver.machine.mounts import mounts_below
 from vmserver.volumes import store
 from vmserver.volumes.store import VolumeStore
 

@@ -19,7 +19,7 @@ node's certificate is valid, at least a day.
 from __future__ import annotations
 
 from infranetes_common.errors import InvalidArgument
-from vmserver.system_clock import SystemClock
+from vmserver.machine.system_clock import SystemClock
 
 _MILLI = 10**6
 SLACK_NANOS = 20 * _MILLI  # a clock that is less wrong than this is not set

@@ -14,7 +14,7 @@ from twisted.trial.unittest import TestCase
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import installed
-from vmserver.processors import SET_STATE, MachineProcessors
+from vmserver.machine.processors import SET_STATE, MachineProcessors
 
 reactor = installed()
 SECONDS = 60.0

@@ -16,7 +16,7 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from infranetes_common.reactors import IReactor, installed
 from tests.support.waiting import until
-from vmserver.memory import MOST_BLOCKS, RESERVE, MachineMemory, Range
+from vmserver.machine.memory import MOST_BLOCKS, RESERVE, MachineMemory, Range
 
 reactor = installed()
 MIB = 1 << 20

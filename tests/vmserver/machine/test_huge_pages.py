@@ -25,8 +25,8 @@ from infranetes_common.reactors import IReactor, installed
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from tests.support.waiting import until
-from vmserver.huge_pages import SET_SECONDS, HugePages, check_size, huge_page_sizes
-from vmserver.memory import RESERVE
+from vmserver.machine.huge_pages import SET_SECONDS, HugePages, check_size, huge_page_sizes
+from vmserver.machine.memory import RESERVE
 
 reactor = installed()
 MIB = 1 << 20

@@ -18,7 +18,7 @@ from infranetes_common.concurrency import Flight, deferred, replace_file, run_in
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 from infranetes_common.reactors import IReactor
 from vmserver.containers.interface import Changed, IContainerProvider, Removed
-from vmserver.provider_start import ProviderStart
+from vmserver.containers.provider_start import ProviderStart
 
 CHOICE_SECONDS = 110.0  # for a chosen provider to answer; the node waits a little longer
 _MAX_NAME = 64

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from vmserver.mounts import mounts
+from vmserver.machine.mounts import mounts
 
 
 class TableTests(SynchronousTestCase):

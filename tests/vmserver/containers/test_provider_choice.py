@@ -28,8 +28,8 @@ from tests.support.waiting import until
 from tests.vmserver.harness import SANDBOX, Agent, run_directory
 from tests.vmserver.test_daemon import ROOT, VMSERVER
 from txgrpc import Code, GrpcError
+from vmserver.containers.provider_choice import ProviderChoice
 from vmserver.identity.delivery import save
-from vmserver.provider_choice import ProviderChoice
 
 reactor = installed()
 
