@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from bench import clouds
 from bench.figures import Missing, Report
-from infranetes.pods.node.context import Times
+from infranetes.pods.node.times import Times
 from infranetes.providers.cloud.provider import CloudProvider
 from infranetes_common.concurrency import start
 from infranetes_common.reactors import IReactor

@@ -69,9 +69,10 @@ from infranetes.pods.features.overlay import NetworkChoice, PodOverlay
 from infranetes.pods.features.pod_events import PodEventReports
 from infranetes.pods.features.services import PodServices
 from infranetes.pods.features.shadows import NoShadows, Shadows
-from infranetes.pods.node.context import NodeContext, Times
+from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.hooks import Features, PodFeature
 from infranetes.pods.node.logs import Logs
+from infranetes.pods.node.times import Times
 from infranetes.pods.store.store import Store
 from infranetes.pods.streams import Streams
 from infranetes.pods.vm.listing import Listing

@@ -10,10 +10,11 @@ from twisted.logger import Logger
 
 from infranetes.pods.containers.start import START_ERROR, wait_started
 from infranetes.pods.images.removal import remove_unused_later
-from infranetes.pods.node.context import MACHINE_DRAIN_SECONDS, NodeContext
+from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Container
 from infranetes.pods.node.logs import wait_while_advancing
 from infranetes.pods.node.pinning import pin_later
+from infranetes.pods.node.times import MACHINE_DRAIN_SECONDS
 from infranetes.pods.sandboxes.machine_images import MachineImages
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.store.states import ContainerState, SandboxState

@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-import attrs
 from twisted.internet.defer import DeferredSemaphore, succeed
 from twisted.internet.interfaces import IReactorTime
 
@@ -16,7 +15,6 @@ from infranetes.firewalls.agent_ports import AgentPorts
 from infranetes.identity.authority import Authority
 from infranetes.images import Image, LayerDisk
 from infranetes.machines.agent.client import Connect
-from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.context import NodeNames, ServiceRules
 from infranetes.observer import NULL_OBSERVER, Observer
 from infranetes.pods.node import apparmor
@@ -27,6 +25,7 @@ from infranetes.pods.node.inventory import Inventory
 from infranetes.pods.node.logs import Logs
 from infranetes.pods.node.pools import Pools
 from infranetes.pods.node.sides import Providers, ProviderSide
+from infranetes.pods.node.times import Times
 from infranetes.pods.store.store import Store
 from infranetes.providers.interface import IPodProvider
 from infranetes_common.reactors import IReactor
@@ -36,27 +35,6 @@ if TYPE_CHECKING:
     from infranetes.kubernetes.pod_needs import PodNeeds
     from infranetes.machines.renewal import Renewal
     from infranetes.machines.timekeeping import Timekeeping
-
-DAY = 86400.0
-# How long to wait for the rest of the log of a container that is the VM itself: the agent ends with it.
-MACHINE_DRAIN_SECONDS = 3.0
-
-
-@attrs.frozen
-class Times:
-    """Time limits and intervals, in seconds."""
-
-    launch: float = 600.0  # from the first request to a READY sandbox
-    desertion: float = 600.0  # how long a launch that no call waits for is kept, as it may be asked for again
-    listing: float = 0.25  # how long a list waits for VMs whose stream was just lost
-    drain: float = 15.0  # writing the rest of a log, once its container has ended
-    stopping: float = 20.0  # stopping the containers of a sandbox that is being stopped
-    destroy: float = 120.0  # the provider's part of ending a VM
-    sweep: float = 60.0  # between two passes over the provider's list
-    exec_limit: float = 3600.0  # the longest that an ExecSync may take
-    unused: float = 60.0  # how long a VM keeps an image that no container uses
-    certificate: float = DAY  # the validity of a VM's certificate, which is replaced after half of that
-    watch: WatchTimes = attrs.field(factory=WatchTimes)
 
 
 class Images(Protocol):

@@ -4,26 +4,65 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
+from infranetes.firewalls.agent_ports import AgentPorts
 from infranetes.identity.authority import Authority
-from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.agent.client import AgentClient, Connect
 from infranetes.machines.context import NodeNames, ServiceRules
 from infranetes.observer import Observer
 from infranetes.overlay.overlay import Overlay
 from infranetes.pods.node.handler_config import CNI
+from infranetes.pods.node.times import Times
 from infranetes.pods.store.store import Store
 from infranetes.providers.interface import IFirewallsPods, IPodProvider
 from infranetes_common.concurrency import Event
 from infranetes_common.errors import Unavailable
 
 if TYPE_CHECKING:
-    from infranetes.pods.node.context import NodeContext, Times
-    from infranetes.pods.node.inventory import Sandbox
+    from infranetes.pods.node.inventory import Inventory, Sandbox
     from infranetes.pods.store.records import SandboxRecord
+
+
+class AddressHook(Protocol):
+    """What is told that an address is free: `pods.node.hooks.Features`."""
+
+    async def address_released(self, id: str) -> None: ...
+
+
+class SideNode(Protocol):
+    """The part of the node's context that its providers' machines and pools need."""
+
+    services: ServiceRules | None
+    agent_ports: AgentPorts | None
+
+    @property
+    def clock(self) -> IReactorTime: ...
+    @property
+    def authority(self) -> Authority: ...
+    @property
+    def names(self) -> NodeNames: ...
+    @property
+    def times(self) -> Times: ...
+    @property
+    def observer(self) -> Observer: ...
+    @property
+    def store(self) -> Store: ...
+    @property
+    def contprovider(self) -> str: ...
+    @property
+    def stopping(self) -> bool: ...
+    @property
+    def connect(self) -> Connect: ...
+    @property
+    def inventory(self) -> Inventory: ...
+    @property
+    def features(self) -> AddressHook: ...
+
+    def now(self) -> int: ...
 
 
 class ProviderSide:
@@ -38,7 +77,7 @@ class ProviderSide:
     :ivar gets_subnet: whether it receives the subnet that kubelet gives to pods.
     """
 
-    def __init__(self, node: NodeContext, provider: IPodProvider) -> None:
+    def __init__(self, node: SideNode, provider: IPodProvider) -> None:
         self._node = node
         self.provider = provider
         self.ready: Event[None] = Event()

@@ -6,9 +6,10 @@ from __future__ import annotations
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from infranetes.pods.node.context import MACHINE_DRAIN_SECONDS, NodeContext
+from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes.pods.node.logs import wait_while_advancing
+from infranetes.pods.node.times import MACHINE_DRAIN_SECONDS
 from infranetes.pods.store.states import ContainerState
 from infranetes.pods.vm.reports import apply_stop
 from infranetes.providers.interface import InstanceState

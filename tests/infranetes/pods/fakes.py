@@ -39,10 +39,11 @@ from infranetes.pods.features.host_ports import PodHostPorts
 from infranetes.pods.features.overlay import NetworkChoice
 from infranetes.pods.features.services import PodServices
 from infranetes.pods.features.shadows import NoShadows
-from infranetes.pods.node.context import NodeContext, Times
+from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.hooks import Features, PodFeature
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.node.logs import Logs
+from infranetes.pods.node.times import Times
 from infranetes.pods.reconcile import Reconciler
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.store import database
