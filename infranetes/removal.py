@@ -56,19 +56,16 @@ _VMS = """
 _T = TypeVar("_T")
 
 
-def vms_elsewhere(state_dir: Path, own: str) -> dict[str, list[str]]:
+def vms_elsewhere(state_dir: Path) -> dict[str, list[str]]:
     """Return the VMs that a provider has, or may have, outside of this node, by the provider's name.
 
-    Each VM is named by its id, or by its tag if the provider had not answered yet when the daemon ended.
-
-    :param own: the node's own provider, which records of the first release do not name."""
+    Each VM is named by its id, or by its tag if the provider had not answered yet when the daemon ended."""
     found: dict[str, list[str]] = {}
     path = state_dir / FILE
     if not path.exists():
         return found
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        for recorded, id, token in connection.execute(_VMS, _WITHOUT_VM):
-            provider = recorded or own
+        for provider, id, token in connection.execute(_VMS, _WITHOUT_VM):
             if provider not in LOCAL_PROVIDERS:
                 found.setdefault(provider, []).append(id or f"the one tagged {TOKEN}={token}")
     return found
@@ -204,11 +201,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 1 if something could not be ended."""
     parser = argparse.ArgumentParser(prog="python3 -m infranetes.removal", description=__doc__)
     parser.add_argument("--config", default=CONFIGURATION, metavar="FILE")
-    configuration = _configuration(parser.parse_args(arguments).config)
-    state_dir = configuration.state_dir
+    state_dir = _configuration(parser.parse_args(arguments).config).state_dir
     failed = False
     try:
-        for provider, vms in sorted(vms_elsewhere(state_dir, configuration.provider).items()):
+        for provider, vms in sorted(vms_elsewhere(state_dir).items()):
             _say(f"VMs of {provider} may still run and cost money; end them there: {', '.join(sorted(vms))}")
     except sqlite3.Error as error:
         _say(f"VMs at clouds may still run: {state_dir / FILE} can't be read: {error}")

@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 
 from infranetes.guest import image as images
-from infranetes.pods.store.database import MIGRATIONS
+from infranetes.pods.store.database import SCHEMA
 from infranetes.pods.store.store import FILE
 from infranetes_common import __version__
 from infranetes_common.commands import Command, run
@@ -77,13 +77,13 @@ def facts(state_dir: Path) -> dict[str, object]:
 
 
 def schema(state_dir: Path) -> dict[str, object]:
-    """Return the schema of the store, and the latest one that this release knows. Blocks.
+    """Return the schema of the store, and the one that this release knows. Blocks.
 
     :raise sqlite3.Error: it can't be read."""
     path = state_dir / FILE
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=PROGRAM_SECONDS)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-    return {"schema": version, "known": len(MIGRATIONS), "bytes": path.stat().st_size}
+    return {"schema": version, "known": SCHEMA, "bytes": path.stat().st_size}
 
 
 def guest_image(providers: Mapping[str, object]) -> dict[str, object]:

@@ -74,7 +74,7 @@ def pools_with(node: NodeContext, records: Iterable[PoolRecord]) -> list[tuple[P
     found = {(pool.context.provider.name, pool.purpose.handler): pool for pool in node.pools.all()}
     loads: dict[tuple[str, str], list[PoolRecord]] = {key: [] for key in found}
     for record in records:
-        key = (record.provider or node.providers.own.name, record.handler)
+        key = (record.provider, record.handler)
         if key not in found:
             found[key] = Pool(node.providers.by_name[key[0]], PoolConfig(), Purpose(record.handler))
             node.pools.others.append(found[key])

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
-import attrs
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -54,7 +53,6 @@ class PodsService(Service):
         contents = await node.store.open()
         self.pod_cidr = contents.settings.get(POD_CIDR, "")
         self._find_sides(contents)
-        contents = await self._completed(contents)
         await node.features.load(contents)
         for pool, records in pools_with(node, contents.pool):
             pool.load(records, contents.settings)
@@ -66,7 +64,7 @@ class PodsService(Service):
     def _find_sides(self, contents: Contents) -> None:
         """Find or make the providers of all records, also of those that no handler names any more."""
         recorded = {each.provider for each in contents.sandboxes} | {each.provider for each in contents.pool}
-        for name in sorted(recorded - {"", *self.node.providers.by_name}):
+        for name in sorted(recorded - {*self.node.providers.by_name}):
             try:
                 provider = self._make_provider(name)
             except InfranetesError as error:
@@ -77,25 +75,6 @@ class PodsService(Service):
                 )
                 provider = cast(IPodProvider, AbsentProvider(name, str(error)))
             self.node.providers.add(provider)
-
-    async def _completed(self, contents: Contents) -> Contents:
-        """Complete records of a release that knew only one provider: theirs is the node's own."""
-        node = self.node
-        own = node.handlers.by_name[""]
-        sandboxes = tuple(
-            each if each.provider else attrs.evolve(each, provider=own.side.name, kind=own.kind)
-            for each in contents.sandboxes
-        )
-        pool = tuple(
-            each if each.provider else attrs.evolve(each, provider=own.side.name) for each in contents.pool
-        )
-        writes = [node.store.put_sandbox(new) for new in sandboxes if new not in contents.sandboxes]
-        writes += [node.store.update_pool(new) for new in pool if new not in contents.pool]
-        for result in await settled(writes):
-            if isinstance(result, Failure):  # the disk is full, say: the next daemon does it
-                _log.warn("the provider of recorded VMs could not be stored: {error}", error=result.value)
-                break
-        return attrs.evolve(contents, sandboxes=sandboxes, pool=pool)
 
     def provider_started(self, side: ProviderSide) -> None:
         """Go on with what has to wait for the provider."""

@@ -42,6 +42,8 @@ class PoolRecord:
     id: str  # 32 hex digits
     token: str  # the VM's idempotency key, 32 hex digits
     state: PoolState
+    provider: str  # as in SandboxRecord
+    handler: str  # the handler whose pods may get the VM; "": pods of any that have no pool of their own
     cpu_millis: int  # the size that the VM was made for, as `interface.Size`
     memory_bytes: int
     created_at: int
@@ -49,11 +51,9 @@ class PoolRecord:
     address: str = ""
     agent_host: str = ""
     agent_port: int = 0
-    message: str = ""  # why it is ENDING, as a message
     certificate_until: int = 0  # as in SandboxRecord
     certificate_key: str = ""
-    provider: str = ""  # as in SandboxRecord
-    handler: str = ""  # the handler whose pods may get the VM
+    message: str = ""  # why it is ENDING, as a message
 
     def to(self, state: PoolState, message: str = "") -> PoolRecord:
         """Return this record in its next state. :raise IllegalTransition: the state can't follow its own."""

@@ -47,7 +47,6 @@ from infranetes_common.errors import (
     Unimplemented,
 )
 from infranetes_common.filesync.wire import PREFIX
-from infranetes_common.nanoseconds import nanoseconds
 from infranetes_common.volume_disks import checked_options
 from infranetes_common.wire import cri, vmserver
 
@@ -214,7 +213,6 @@ class PodVolumes(PodFeature):
             provider=self._providers.side_of(sandbox.record).name,
             sandbox_id=sandbox.id,
             instance_id=sandbox.record.instance_id,
-            attached_at=nanoseconds(self._clock),
         )
         await self._put(record)
         return record

@@ -396,12 +396,12 @@ class CommandTests(RemovalCase):
         """Put a sandbox into the daemon's store; number 1 gets the token t1. :param id: of its VM."""
         record = SandboxRecord(
             f"{number}" * 32, f"t{number}", state, f"p{number}", b"", "", number,
-            provider=provider, instance_id=id,
+            provider, "docker", instance_id=id,
         )  # fmt: skip
         self.put("sandboxes", record)
 
     def pool(self, number: int, provider: str, state: PoolState, id: str = "") -> None:
-        record = PoolRecord(f"{number}", f"t{number}", state, 0, 0, 1, instance_id=id, provider=provider)
+        record = PoolRecord(f"{number}", f"t{number}", state, provider, "", 0, 0, 1, instance_id=id)
         self.put("pool", record)
 
     def put(self, table: str, record: SandboxRecord | PoolRecord) -> None:
@@ -444,12 +444,6 @@ class CommandTests(RemovalCase):
             self.named(),
             [f"VMs of aws {words}: i-6, {tagged}", f"VMs of gcp {words}: the one tagged infranetes-token=t8"],
         )
-
-    def test_records_of_a_release_with_one_provider_are_the_nodes_own(self) -> None:
-        self.sandbox(1, "", id="i-1")
-        self.assertEqual(self.named(), [])
-        self.config.write_text(f'state_dir = "{self.state_dir}"\nprovider = "aws"\n')
-        self.assertEqual(self.named(), ["VMs of aws may still run and cost money; end them there: i-1"])
 
     def test_a_store_that_cant_be_read_is_told_and_the_rest_goes_on(self) -> None:
         (self.state_dir / FILE).parent.mkdir()

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The previous release, as a tree that can be run and as packages, for nodes before their upgrade."""
+"""The previous release, as a tree that can be run and as packages, for nodes before their upgrade.
+
+Before the first release there is none. Until then the last commit's own tree stands in for it, under a lower
+version: whether one daemon's pods live on with another's, and packages replace others, is tested by that too.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ from twisted.trial.unittest import SkipTest
 from infranetes_common import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
+FIRST_RELEASE, STAND_IN = "0.2.0", "0.1.9"
 _VERSION_FILE = "infranetes_common/__init__.py"
 
 
@@ -25,7 +30,9 @@ def _git(*arguments: str) -> bytes:
 
 
 def _last_commit() -> str:
-    """Return the last commit before the version was raised to the present one."""
+    """Return the last commit before the version was raised to the present one; HEAD in the first version."""
+    if __version__ == FIRST_RELEASE:
+        return "HEAD"
     line = f'__version__ = "{__version__}"'
     raised = _git("log", "--format=%H", "--reverse", f"-S{line}", "--", _VERSION_FILE).decode().split()
     if not raised:
@@ -43,6 +50,10 @@ def _unpacked() -> Path:
     tree = Path(tempfile.mkdtemp(prefix="infranetes-previous-", dir="/var/tmp"))
     atexit.register(shutil.rmtree, tree, True)
     subprocess.run(["tar", "-x", "-C", tree], input=_git("archive", _last_commit()), check=True)
+    if __version__ == FIRST_RELEASE:
+        for name in (_VERSION_FILE, "debian/changelog"):
+            path = tree / name
+            path.write_text(path.read_text().replace(FIRST_RELEASE, STAND_IN, 1))
     return tree
 
 

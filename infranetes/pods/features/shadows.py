@@ -126,7 +126,8 @@ class Shadows(PodFeature):
             await self._end_earlier(sandbox.record)
             shadow = await self._runtime.run(sandbox.config, sandbox.id)
             path = await self._runtime.namespace(shadow)
-        await self._inventory.save(sandbox, attrs.evolve(sandbox.record, shadow_id=shadow, netns=path))
+        if shadow != sandbox.record.shadow_id:
+            await self._inventory.save(sandbox, attrs.evolve(sandbox.record, shadow_id=shadow))
         return Attachment(Path(path))
 
     async def _end_earlier(self, record: SandboxRecord) -> None:
@@ -149,7 +150,7 @@ class Shadows(PodFeature):
         for shadow in sorted(there | ({recorded} if recorded else set())):
             await self._runtime.end(shadow)
         if recorded and sandbox.state is not SandboxState.ABANDONED:  # an ABANDONED record is deleted next
-            await self._inventory.save(sandbox, attrs.evolve(sandbox.record, shadow_id="", netns=""))
+            await self._inventory.save(sandbox, attrs.evolve(sandbox.record, shadow_id=""))
 
     async def sweep(self) -> None:
         """Compare the delegate's shadows with the sandboxes.

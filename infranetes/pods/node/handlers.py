@@ -103,9 +103,9 @@ class Handler:
 
     def recorded(self, record: SandboxRecord, side: ProviderSide) -> Handler:
         """Return this handler as it was when the sandbox was made: a changed configuration changes no pod."""
-        if side is self.side and record.kind in ("", self.kind):
+        kind = record.kind
+        if side is self.side and kind == self.kind:
             return self
-        kind = record.kind or self.kind
         contprovider = self.contprovider if kind == self.kind else SYSTEMD if kind == SYSTEMD else ""
         return attrs.evolve(self, side=side, kind=kind, contprovider=contprovider, pool=None)
 
@@ -144,7 +144,7 @@ class Handlers:
 
         :raise InvalidArgument: the image is for pods of another kind; the message says what to do."""
         handler = self.of(record)
-        if self.image_source is None or not record.kind:
+        if self.image_source is None:
             return
         source = self.image_source(image.id)
         if source != (handler.side.name if handler.kind == MACHINE else handler.kind):

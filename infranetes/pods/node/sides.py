@@ -181,7 +181,7 @@ class Providers:
 
     def side_of(self, record: SandboxRecord) -> ProviderSide:
         """Return the side of the sandbox's VM. Once the records are loaded each of them has one."""
-        return self.by_name[record.provider] if record.provider else self.own
+        return self.by_name[record.provider]
 
     def started(self, sandbox: Sandbox) -> Event[None]:
         """Return the event that happens once the provider of the sandbox's VM has started."""

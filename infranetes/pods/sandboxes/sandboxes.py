@@ -353,7 +353,7 @@ class Sandboxes:
         began = self._node.clock.seconds()
         record = sandbox.record
         if sandbox.state is not SandboxState.STOPPING:
-            record = record.to(SandboxState.STOPPING, stopped_at=self._node.now())
+            record = record.to(SandboxState.STOPPING)
         await self._node.inventory.save(
             sandbox, record
         )  # also again: an earlier stop may not have got that far

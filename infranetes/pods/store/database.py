@@ -31,14 +31,17 @@ from infranetes.pods.store.records import (
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes_common.errors import ConfigError, FailedPrecondition, ResourceExhausted, Unavailable
 
-MIGRATIONS: tuple[str, ...] = (
-    # 1
-    """
+SCHEMA = 1  # the number of `_TABLES`, which a store has as its user_version; 0: it has no tables yet
+
+_TABLES = """
     CREATE TABLE sandboxes (
         id TEXT PRIMARY KEY, token TEXT NOT NULL UNIQUE, state TEXT NOT NULL, name TEXT NOT NULL,
         config BLOB NOT NULL, runtime_handler TEXT NOT NULL, created_at INTEGER NOT NULL,
-        claimed INTEGER NOT NULL, stopped_at INTEGER NOT NULL, instance_id TEXT NOT NULL,
-        address TEXT NOT NULL, agent_host TEXT NOT NULL, agent_port INTEGER NOT NULL, message TEXT NOT NULL
+        provider TEXT NOT NULL, kind TEXT NOT NULL, network TEXT NOT NULL, claimed INTEGER NOT NULL,
+        instance_id TEXT NOT NULL, address TEXT NOT NULL, more_addresses TEXT NOT NULL,
+        agent_host TEXT NOT NULL, agent_port INTEGER NOT NULL, certificate_until INTEGER NOT NULL,
+        certificate_key TEXT NOT NULL, image TEXT NOT NULL, cpu_millis INTEGER NOT NULL,
+        memory_bytes INTEGER NOT NULL, shadow_id TEXT NOT NULL, message TEXT NOT NULL
     ) STRICT, WITHOUT ROWID;
     CREATE UNIQUE INDEX live_names ON sandboxes (name) WHERE state != 'abandoned';
     CREATE TABLE containers (
@@ -52,48 +55,19 @@ MIGRATIONS: tuple[str, ...] = (
         container_id TEXT PRIMARY KEY REFERENCES containers (id) ON DELETE CASCADE,
         cursor TEXT NOT NULL, inode INTEGER NOT NULL, size INTEGER NOT NULL, done INTEGER NOT NULL
     ) STRICT, WITHOUT ROWID;
-    CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
-    """,
-    # 2: certificates that are replaced; the pool
-    """
-    ALTER TABLE sandboxes ADD COLUMN certificate_until INTEGER NOT NULL DEFAULT 0;
-    ALTER TABLE sandboxes ADD COLUMN certificate_key TEXT NOT NULL DEFAULT '';
     CREATE TABLE pool (
-        id TEXT PRIMARY KEY, token TEXT NOT NULL UNIQUE, state TEXT NOT NULL, cpu_millis INTEGER NOT NULL,
-        memory_bytes INTEGER NOT NULL, created_at INTEGER NOT NULL, instance_id TEXT NOT NULL,
-        address TEXT NOT NULL, agent_host TEXT NOT NULL, agent_port INTEGER NOT NULL, message TEXT NOT NULL,
-        certificate_until INTEGER NOT NULL, certificate_key TEXT NOT NULL
+        id TEXT PRIMARY KEY, token TEXT NOT NULL UNIQUE, state TEXT NOT NULL, provider TEXT NOT NULL,
+        handler TEXT NOT NULL, cpu_millis INTEGER NOT NULL, memory_bytes INTEGER NOT NULL,
+        created_at INTEGER NOT NULL, instance_id TEXT NOT NULL, address TEXT NOT NULL,
+        agent_host TEXT NOT NULL, agent_port INTEGER NOT NULL, certificate_until INTEGER NOT NULL,
+        certificate_key TEXT NOT NULL, message TEXT NOT NULL
     ) STRICT, WITHOUT ROWID;
-    """,
-    # 3: pods whose VM boots from the pod's image
-    """
-    ALTER TABLE sandboxes ADD COLUMN image TEXT NOT NULL DEFAULT '';
-    """,
-    # 4: several providers, kinds of pods and networks on one node; VMs that are resized
-    """
-    ALTER TABLE sandboxes ADD COLUMN provider TEXT NOT NULL DEFAULT '';
-    ALTER TABLE sandboxes ADD COLUMN kind TEXT NOT NULL DEFAULT '';
-    ALTER TABLE sandboxes ADD COLUMN network TEXT NOT NULL DEFAULT '';
-    ALTER TABLE sandboxes ADD COLUMN shadow_id TEXT NOT NULL DEFAULT '';
-    ALTER TABLE sandboxes ADD COLUMN netns TEXT NOT NULL DEFAULT '';
-    ALTER TABLE sandboxes ADD COLUMN cpu_millis INTEGER NOT NULL DEFAULT 0;
-    ALTER TABLE sandboxes ADD COLUMN memory_bytes INTEGER NOT NULL DEFAULT 0;
-    ALTER TABLE pool ADD COLUMN provider TEXT NOT NULL DEFAULT '';
-    ALTER TABLE pool ADD COLUMN handler TEXT NOT NULL DEFAULT '';
-    """,
-    # 5: pods with several addresses
-    """
-    ALTER TABLE sandboxes ADD COLUMN more_addresses TEXT NOT NULL DEFAULT '';
-    """,
-    # 6: volumes that are attached to VMs
-    """
     CREATE TABLE attachments (
         id TEXT PRIMARY KEY, provider TEXT NOT NULL, sandbox_id TEXT NOT NULL, instance_id TEXT NOT NULL,
-        attached_at INTEGER NOT NULL, serial TEXT NOT NULL
+        serial TEXT NOT NULL
     ) STRICT, WITHOUT ROWID;
-    """,
-)
-"""The migration at index N turns schema version N into N + 1. One that was released never changes."""
+    CREATE TABLE settings (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+"""
 
 _CHECKPOINT_PAGES = 256  # pages of the write-ahead log, after which it is reused from its start
 _RESERVE_BYTES = 2 * _CHECKPOINT_PAGES * 4096  # kept free in the file, and written once to the log
@@ -116,10 +90,10 @@ _COLUMNS: dict[type, tuple[str, ...]] = {
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """Open the store's file, creating it or migrating it to the present schema if necessary.
+    """Open the store's file, creating it if necessary.
 
     :raise ConfigError: the directory can't be written.
-    :raise FailedPrecondition: the file is not a store, or is one of a newer release.
+    :raise FailedPrecondition: the file is not a store, or is one of another release's schema.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -134,7 +108,7 @@ def open_database(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
-        _migrate(connection, path)
+        _check_or_make_tables(connection, path)
         _reserve(connection)
     except sqlite3.Error as error:
         raise FailedPrecondition(
@@ -144,15 +118,21 @@ def open_database(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > len(MIGRATIONS):
+def make_tables(connection: sqlite3.Connection) -> None:
+    """Make the tables, in one commit."""
+    connection.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+
+
+def _check_or_make_tables(connection: sqlite3.Connection, path: Path) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if not version:
+        make_tables(connection)
+    elif version != SCHEMA:
         raise FailedPrecondition(
-            f"the store {path} has schema {version}, this release knows up to {len(MIGRATIONS)}: "
-            "install the newer release again"
+            f"the store {path} has schema {version}, this release knows {SCHEMA} alone: install the release "
+            "that wrote it again; to change releases nevertheless, have that one end the node's pods, and "
+            "move the store away"
         )
-    for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
-        connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
 
 
 def _reserve(connection: sqlite3.Connection) -> None:
@@ -279,8 +259,7 @@ def claim(record: SandboxRecord) -> Write:
 
     def write(connection: sqlite3.Connection) -> None:
         taken = connection.execute(
-            "DELETE FROM pool WHERE id = ? AND token = ? AND instance_id = ? AND state = ? "
-            "AND provider IN ('', ?)",
+            "DELETE FROM pool WHERE id = ? AND token = ? AND instance_id = ? AND state = ? AND provider = ?",
             (record.id, record.token, record.instance_id, PoolState.IDLE.value, record.provider),
         )
         if taken.rowcount != 1:

@@ -26,25 +26,23 @@ class SandboxRecord:
     config: bytes = attrs.field(repr=False)  # a serialized runtime.v1.PodSandboxConfig
     runtime_handler: str
     created_at: int
+    # The handler's settings at the sandbox's creation.
+    provider: str
+    kind: str  # the kind of the pod's images
+    network: str = ""  # as `Handler.network_of`
     claimed: bool = False  # whether the client knows the sandbox: it has received its id, or has used it
-    stopped_at: int = 0
     instance_id: str = ""  # the provider's id of the VM; "" until it has answered
     address: str = ""  # the pod's IP
+    more_addresses: str = ""  # its further IPs, separated by spaces
     agent_host: str = ""
     agent_port: int = 0
-    message: str = ""  # why the sandbox is LOST, for messages
     certificate_until: int = 0  # when the VM's last certificate expires; 0: not known
     certificate_key: str = ""  # the id of the certificate's key, `authority.key_id`
-    image: str = ""  # what the VM boots from, as `InstanceSpec.image`; "": the provider's image for pods
-    # The handler's settings at the sandbox's creation. "": the release that recorded it had no such settings.
-    provider: str = ""
-    kind: str = ""  # the kind of the pod's images
-    network: str = ""
-    shadow_id: str = ""  # the delegate's sandbox that holds its network namespace; "": there is none
-    netns: str = ""  # the path of that namespace
+    image: str = ""  # what the VM boots from, as `VmRequest.image`; "": the provider's image for pods
     cpu_millis: int = 0  # the VM's size at its launch or last resize, as in `interface.Size`; 0: not known
     memory_bytes: int = 0
-    more_addresses: str = ""  # the pod's further IPs, separated by spaces
+    shadow_id: str = ""  # the delegate's sandbox that holds its network namespace; "": there is none
+    message: str = ""  # why the sandbox is LOST, for messages
 
     def to(self, state: SandboxState, **changes: object) -> SandboxRecord:
         """This record in another state. :raise IllegalTransition: the state can't follow its own."""
@@ -94,7 +92,6 @@ class AttachmentRecord:
     provider: str
     sandbox_id: str
     instance_id: str
-    attached_at: int
     serial: str = ""  # the disk's serial number in the VM; "": not attached yet
 
 

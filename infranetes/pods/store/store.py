@@ -52,7 +52,7 @@ class Store:
         """Open the file, creating it if necessary. Fires with all its contents.
 
         :raise ConfigError: the directory can't be written.
-        :raise FailedPrecondition: the file is not a store, or is one of a newer release."""
+        :raise FailedPrecondition: the file is not a store, or is one of another release's schema."""
         opened: Deferred[Contents] = Deferred()
         self._thread = threading.Thread(
             target=self._thd_run, args=(opened,), name="infranetes-store", daemon=True

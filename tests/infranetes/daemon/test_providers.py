@@ -53,8 +53,8 @@ def make(reactor: Any, name: str, table: Mapping[str, Any], context: Any) -> Any
     return Cloud(name) if name.startswith("cloud") else Provider(name)
 
 
-def pooled(number: int, **fields: Any) -> PoolRecord:
-    return PoolRecord(f"{number:032x}", f"{number + 9:032x}", PoolState.IDLE, 0, 0, 1, **fields)
+def pooled(number: int, provider: str, handler: str = "") -> PoolRecord:
+    return PoolRecord(f"{number:032x}", f"{number + 9:032x}", PoolState.IDLE, provider, handler, 0, 0, 1)
 
 
 class ProvidersTests(TestCase):
@@ -132,7 +132,9 @@ class ProvidersTests(TestCase):
         self.assertIsNotNone(overlay)
 
     async def test_a_provider_that_only_records_name_is_made_for_them(self) -> None:
-        record = SandboxRecord("1" * 32, "2" * 32, SandboxState.STOPPED, "n", b"", "gone", 1, provider="east")
+        record = SandboxRecord(
+            "1" * 32, "2" * 32, SandboxState.STOPPED, "n", b"", "gone", 1, "east", "docker"
+        )
         await self.record(record, pooled(5, provider="further", handler="gone"))
         node = (await self.started(provider="west")).node
         self.assertEqual(sorted(node.providers.by_name), ["east", "further", "west"])
@@ -150,7 +152,8 @@ class ProvidersTests(TestCase):
             b"",
             "gone",
             1,
-            provider="nowhere",
+            "nowhere",
+            "docker",
             instance_id="vm",
         )
         await self.record(record)
@@ -161,19 +164,6 @@ class ProvidersTests(TestCase):
             await pods.sandboxes.stop("1" * 32)
         self.assertIn("provider nowhere", str(caught.exception))
         self.assertEqual(pods.node.inventory.sandboxes["1" * 32].state, SandboxState.STOPPING)
-
-    async def test_records_of_a_release_that_knew_one_provider_have_its_name_from_then_on(self) -> None:
-        old = SandboxRecord("1" * 32, "2" * 32, SandboxState.STOPPED, "n", b"", "", 1)
-        await self.record(old, pooled(5))
-        first = await self.started(provider="west", imgprovider="systemd", pool=POOL)
-        await first.stopService()
-        await first.node.store.close()
-        shutil.rmtree(self.directory / "run")
-        store = Store(installed(), self.directory / "state")
-        contents = await store.open()
-        await store.close()
-        ((sandbox,), (pool,)) = contents.sandboxes, contents.pool
-        self.assertEqual((sandbox.provider, sandbox.kind, pool.provider), ("west", "systemd", "west"))
 
     async def test_vms_of_a_pool_are_its_pools_again(self) -> None:
         handlers = {"east": HandlerConfig(provider="east", pool=POOL)}

@@ -104,7 +104,7 @@ class StartTests(DaemonCase):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
-    async def test_a_store_that_is_broken_or_newer(self) -> None:
+    async def test_a_store_that_is_broken_or_another_releases(self) -> None:
         file = self.root / "state" / FILE
         file.parent.mkdir(parents=True)
         file.write_bytes(b"no database at all" * 1000)
@@ -113,7 +113,7 @@ class StartTests(DaemonCase):
         with sqlite3.connect(file) as store:
             store.execute("PRAGMA user_version = 1000")
         store.close()
-        await self.refused_start("install the newer release")
+        await self.refused_start("install the release that wrote it")
 
     async def test_a_state_directory_that_is_a_file(self) -> None:
         (self.root / "file").write_text("")

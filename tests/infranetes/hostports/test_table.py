@@ -91,7 +91,7 @@ def sandbox(state: SandboxState = SandboxState.READY, address: str = POD, **fiel
     return lone_sandbox(
         SandboxRecord(
             id=id, token=id, state=state, name=id, config=config.SerializeToString(),
-            runtime_handler="", created_at=1, address=address,
+            runtime_handler="", created_at=1, provider="fake", kind="docker", address=address,
         )
     )  # fmt: skip
 

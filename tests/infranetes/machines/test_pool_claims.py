@@ -305,7 +305,7 @@ class SizeTests(PoolTestCase):
         self.assertEqual(found.record.memory_bytes, 0)
 
     def test_fitting(self) -> None:
-        record = PoolRecord("i", "t", PoolState.IDLE, 1000, GIB, 0)
+        record = PoolRecord("i", "t", PoolState.IDLE, "fake", "", 1000, GIB, 0)
         self.assertTrue(fits(Size(), attrs.evolve(record, cpu_millis=0, memory_bytes=0)))
         self.assertFalse(fits(Size(1), attrs.evolve(record, cpu_millis=0)))
         self.assertTrue(fits(Size(1000, GIB), record))

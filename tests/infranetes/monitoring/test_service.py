@@ -369,7 +369,9 @@ class PageTests(MonitoringCase):
         node = self.world.node
         for number in range(600):
             config, id = pod(f"p{number}").SerializeToString(), f"{number:032}"
-            record = SandboxRecord(id, id, SandboxState.READY, f"p{number}", config, "", number)
+            record = SandboxRecord(
+                id, id, SandboxState.READY, f"p{number}", config, "", number, "fake", "docker"
+            )
             node.inventory.add(Sandbox(record, partial(machine_for, node.providers, node.inventory)))
         page, metrics = await get(url), await get(url + "metrics")
         self.assertIn("100 older ones are not shown.", page.body)

@@ -95,8 +95,7 @@ class InlineStore(Store):
 def _empty_store() -> sqlite3.Connection:
     """Return a store's database without records, to be copied."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    for script in database.MIGRATIONS:
-        connection.executescript(script)
+    database.make_tables(connection)
     return connection
 
 

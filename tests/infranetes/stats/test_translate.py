@@ -22,7 +22,9 @@ SECOND = 10**9
 
 def sandbox() -> Sandbox:
     config = pod("web", labels={"app": "web"}, annotations={"a": "b"})
-    return lone_sandbox(SandboxRecord("5a", "t", SandboxState.READY, "n", config.SerializeToString(), "", 1))
+    return lone_sandbox(
+        SandboxRecord("5a", "t", SandboxState.READY, "n", config.SerializeToString(), "", 1, "fake", "docker")
+    )
 
 
 def container(of: Sandbox, id: str = "c0", name: str = "main") -> Container:

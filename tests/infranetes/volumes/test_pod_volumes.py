@@ -260,7 +260,7 @@ class PodVolumesTests(PodVolumesCase):
         self.assertEqual((self.kept(), self.volumes.at), ([], {}))
 
     def test_one_of_a_provider_that_is_no_more_says_so(self) -> None:
-        record = AttachmentRecord("vol-data", "gone", "old", "i-1", attached_at=0, serial="s")
+        record = AttachmentRecord("vol-data", "gone", "old", "i-1", serial="s")
         self.do(self.pod_volumes.load(Contents(attachments=(record,))))
         self.assertEqual(self.pod_volumes.user_of("vol-data"), "sandbox old")
         words = self.refused(FailedPrecondition, mounting(DATA))

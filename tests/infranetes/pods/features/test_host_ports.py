@@ -20,7 +20,7 @@ def sandbox(state: SandboxState) -> Sandbox:
     config = pod(port_mappings=[cri.PortMapping(host_port=8080, container_port=80)])
     record = SandboxRecord(
         id=state.value, token=state.value, state=state, name="web", config=config.SerializeToString(),
-        runtime_handler="", created_at=1, address="10.0.0.1",
+        runtime_handler="", created_at=1, provider="fake", kind="docker", address="10.0.0.1",
     )  # fmt: skip
     return lone_sandbox(record)
 

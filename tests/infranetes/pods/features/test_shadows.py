@@ -146,7 +146,7 @@ class LifeTests(ShadowsTestCase):
         self.world.provider.launch = launch  # type: ignore[method-assign]
         id = self.run_pod()
         [recorded] = seen
-        self.assertEqual((recorded.shadow_id, recorded.netns), ("shadow-1", "/run/netns/shadow-1"))
+        self.assertEqual(recorded.shadow_id, "shadow-1")
         self.assertEqual(recorded.address, "")
         [spec] = self.world.provider.specs
         self.assertEqual(spec.attachment, Attachment(Path("/run/netns/shadow-1")))
@@ -268,7 +268,7 @@ class KilledTests(ShadowsTestCase):
         self.world.restart()
         id = self.run_pod()
         self.assertEqual(self.names(), ["run", "launch", "launch"])
-        self.assertEqual(self.record(id).netns, "/run/netns/shadow-1")
+        self.assertEqual(self.record(id).shadow_id, "shadow-1")
 
     def test_a_shadow_that_did_not_survive_is_made_anew(self) -> None:
         self.world.provider.launching = Deferred()
@@ -277,7 +277,7 @@ class KilledTests(ShadowsTestCase):
         self.runtime.shadows["shadow-1"].ready = False
         self.world.restart()
         id = self.run_pod()
-        self.assertEqual(self.record(id).netns, "/run/netns/shadow-2")
+        self.assertEqual(self.record(id).shadow_id, "shadow-2")
         self.assertEqual(list(self.runtime.shadows), ["shadow-2"])
         self.assertEqual(self.world.provider.specs[-1].attachment, Attachment(Path("/run/netns/shadow-2")))
 

@@ -170,11 +170,6 @@ class ProviderTests(MixedCase):
         self.world.east_ready()
         self.assertEqual((sandbox.state, self.vms()), (SandboxState.READY, (0, 1)))
 
-    def test_records_of_a_release_with_one_provider_are_its(self) -> None:
-        record = SandboxRecord("1" * 32, "2" * 32, SandboxState.STOPPED, "n", b"", "", 1)
-        self.assertIs(self.world.node.providers.side_of(record), self.world.side)
-        self.assertEqual(self.world.node.handlers.of(record).name, "")
-
 
 class SweepTests(MixedCase):
     """Reconciliation passes over the VMs of each provider."""
@@ -340,15 +335,13 @@ class KindTests(MixedCase):
 class RecordedTests(MixedCase):
     """A handler as its pods were made, whatever the configuration has become."""
 
-    def test_what_is_recorded_counts_and_of_an_earlier_release_what_there_was(self) -> None:
+    def test_what_is_recorded_counts(self) -> None:
         node = self.world.node
         handler = node.handlers.by_name["east"]
         handler = attrs.evolve(handler, contprovider="oci")
         record = self.record(self.run_pod())
         for side, kind, has in (
-            (handler.side, "", (handler.kind, "oci")),
             (handler.side, handler.kind, (handler.kind, "oci")),
-            (node.providers.own, "", (handler.kind, "oci")),
             (node.providers.own, handler.kind, (handler.kind, "oci")),
             (handler.side, SYSTEMD, (SYSTEMD, SYSTEMD)),
             (handler.side, MACHINE, (MACHINE, "")),
@@ -413,8 +406,8 @@ class PoolTests(MixedCase):
     def test_a_vm_is_not_claimed_for_a_pod_of_another_provider(self) -> None:
         (record,) = self.world.store.contents().pool
         wrong = SandboxRecord(
-            record.id, record.token, SandboxState.LAUNCHING, "n", b"", "", 1, instance_id=record.instance_id,
-            provider="fake",
+            record.id, record.token, SandboxState.LAUNCHING, "n", b"", "", 1, "fake", "docker",
+            instance_id=record.instance_id,
         )  # fmt: skip
         self.failureResultOf(self.world.store.claim(wrong), FailedPrecondition)
         self.assertEqual(self.tokens(), [record.token])

@@ -87,7 +87,7 @@ class LogsTests(TestCase):
     ) -> Container:
         """Return a container that runs."""
         blob = pod(log_directory=str(self.directory) if directory is None else directory).SerializeToString()
-        record = SandboxRecord("5" * 32, "70" * 16, SandboxState.READY, "web", blob, "", 0)
+        record = SandboxRecord("5" * 32, "70" * 16, SandboxState.READY, "web", blob, "", 0, "fake", "docker")
         machine = SimpleNamespace(client=self.agent)
         sandbox = Sandbox(record, lambda _: cast(Any, machine))
         config = box(log_path=path).SerializeToString()

@@ -71,7 +71,15 @@ class UndoTests(PodsTestCase):
     def a_launching_sandbox(self) -> Sandbox:
         config = pod()
         record = SandboxRecord(
-            new_id(), new_id(), SandboxState.LAUNCHING, "name", config.SerializeToString(), "", 1
+            new_id(),
+            new_id(),
+            SandboxState.LAUNCHING,
+            "name",
+            config.SerializeToString(),
+            "",
+            1,
+            "fake",
+            "docker",
         )
         sandbox = Sandbox(record, partial(machine_for, self.world.node.providers, self.world.node.inventory))
         self.world.node.inventory.add(sandbox)

@@ -25,10 +25,9 @@ from infranetes.pods.store.records import (
 )
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.store.store import FILE, Store
+from infranetes_common import __version__
 from infranetes_common.errors import ConfigError, FailedPrecondition, ResourceExhausted, Unavailable
 from infranetes_common.reactors import installed
-
-_MIGRATIONS = database.MIGRATIONS
 
 
 def sandbox(number: int = 1, **changes: Any) -> SandboxRecord:
@@ -40,6 +39,8 @@ def sandbox(number: int = 1, **changes: Any) -> SandboxRecord:
         config=b"\x00config",
         runtime_handler="",
         created_at=1_700_000_000_123_456_789,
+        provider="qemu",
+        kind="docker",
     )
     return attrs.evolve(record, **changes)
 
@@ -49,6 +50,8 @@ def pooled(number: int = 1, **changes: Any) -> PoolRecord:
         id=f"{number + 7000:032x}",
         token=f"{number + 8000:032x}",
         state=PoolState.BOOTING,
+        provider="qemu",
+        handler="",
         cpu_millis=500,
         memory_bytes=2**30,
         created_at=3,
@@ -220,32 +223,35 @@ class StoreTests(unittest.TestCase):
         await self.store.close()
         self.assertEqual(file.read_bytes(), before)
 
-    async def test_a_newer_releases_store_is_not_touched(self) -> None:
+    async def test_a_store_of_another_schema_is_not_touched(self) -> None:
+        """Neither a later one nor an earlier one is read as far as this release understands it."""
         await self.store.open()
+        await self.store.put_sandbox(sandbox())
         await self.store.close()
-        with sqlite3.connect(self.directory / FILE) as connection:
-            connection.execute("PRAGMA user_version = 99")
-        connection.close()
-        self.store = Store(installed(), self.directory)
-        error = await self.assertFailure(self.store.open(), FailedPrecondition)
-        self.assertIn("newer release", str(error))
-        await self.store.close()
+        file = self.directory / FILE
+        for schema in (database.SCHEMA + 1, -1):
+            with contextlib.closing(sqlite3.connect(file)) as connection:
+                connection.execute(f"PRAGMA user_version = {schema}")
+                before = list(connection.iterdump())
+            self.store = Store(installed(), self.directory)
+            error = await self.assertFailure(self.store.open(), FailedPrecondition)
+            self.assertIn(f"{file} has schema {schema}", str(error))
+            self.assertIn("install the release that wrote it", str(error))
+            await self.store.close()
+            with contextlib.closing(sqlite3.connect(file)) as connection:
+                self.assertEqual(connection.execute("PRAGMA user_version").fetchone(), (schema,))
+                self.assertEqual(list(connection.iterdump()), before)
+
+    def test_the_manual_says_which_schema_a_releases_store_has(self) -> None:
+        page = Path(__file__).resolve().parents[4] / "docs" / "operations.md"
+        said = f"the store's schema, which is {database.SCHEMA} in release {__version__}."
+        self.assertIn(said, " ".join(page.read_text().split()))
 
     async def test_a_directory_that_is_none_is_named(self) -> None:
         self.directory.write_text("a file")
         error = await self.assertFailure(self.store.open(), ConfigError)
         self.assertIn(str(self.directory), str(error))
         await self.store.close()
-
-    async def test_a_migration_begins_where_the_file_is(self) -> None:
-        await self.store.open()
-        await self.store.put_sandbox(sandbox())
-        more = (*database.MIGRATIONS, "ALTER TABLE sandboxes ADD COLUMN later TEXT NOT NULL DEFAULT 'x';")
-        self.patch(database, "MIGRATIONS", more)
-        self.assertEqual((await self.reopened()).sandboxes, (sandbox(),))
-        with sqlite3.connect(self.directory / FILE) as connection:
-            self.assertEqual(connection.execute("PRAGMA user_version").fetchone(), (len(more),))
-        connection.close()
 
     async def test_a_vm_of_the_pool_is_claimed_once_and_never_brought_back(self) -> None:
         await self.store.open()
@@ -278,60 +284,16 @@ class StoreTests(unittest.TestCase):
         await self.assertFailure(self.store.claim(claimed), sqlite3.IntegrityError)
         self.assertEqual((await self.reopened()).pool, (idle,))
 
-    async def test_a_file_of_the_first_release_is_brought_along(self) -> None:
-        self.patch(database, "MIGRATIONS", database.MIGRATIONS[:1])
-        with contextlib.closing(database.open_database(self.directory / FILE)) as connection:
-            row = ("a", "b", "ready", "n", b"", "", 1, 1, 0, "vm", "10.0.0.1", "h", 7, "")
-            marks = ", ".join("?" * len(row))
-            connection.execute(f"INSERT INTO sandboxes VALUES ({marks})", row)  # noqa: S608
-        self.patch(database, "MIGRATIONS", _MIGRATIONS)
-        (found,) = (await self.reopened()).sandboxes
-        self.assertEqual((found.id, found.agent_port, found.certificate_until), ("a", 7, 0))
-
-    async def test_a_file_of_the_third_schema_is_brought_along_with_its_vms(self) -> None:
-        """Each record is unchanged, and can be written and claimed."""
-        columns = {
-            "sandboxes": "id, token, state, name, config, runtime_handler, created_at, claimed, "
-            "stopped_at, instance_id, address, agent_host, agent_port, message, certificate_until, "
-            "certificate_key, image",
-            "pool": "id, token, state, cpu_millis, memory_bytes, created_at, instance_id, address, "
-            "agent_host, agent_port, message, certificate_until, certificate_key",
-        }
-        ready = ("a", "b", "ready", "n", b"", "", 1, 1, 0, "vm", "10.0.0.1", "h", 7, "", 5, "key", "ami-1")
-        idle = ("c", "d", "idle", 500, 2**30, 3, "vm2", "10.0.0.2", "h", 7, "", 6, "other")
-        self.patch(database, "MIGRATIONS", database.MIGRATIONS[:3])
-        with contextlib.closing(database.open_database(self.directory / FILE)) as connection:
-            for table, row in (("sandboxes", ready), ("pool", idle)):
-                marks = ", ".join("?" * len(row))
-                connection.execute(f"INSERT INTO {table} ({columns[table]}) VALUES ({marks})", row)  # noqa: S608
-        self.patch(database, "MIGRATIONS", _MIGRATIONS)
-        contents = await self.reopened()
-        ((found,), (pooled,)) = contents.sandboxes, contents.pool
-        self.assertEqual(
-            (found.state, found.image, found.certificate_key), (SandboxState.READY, "ami-1", "key")
-        )
-        self.assertEqual((found.provider, found.kind, found.network, found.shadow_id), ("", "", "", ""))
-        self.assertEqual((found.netns, found.cpu_millis, found.memory_bytes), ("", 0, 0))
-        self.assertEqual((pooled.state, pooled.cpu_millis, pooled.provider), (PoolState.IDLE, 500, ""))
-        changed = attrs.evolve(found, provider="qemu", kind="docker", netns="/run/netns/x", cpu_millis=250)
-        await self.store.put_sandbox(changed)
-        claimed = sandbox(id=pooled.id, token=pooled.token, instance_id=pooled.instance_id, provider="qemu")
-        await self.store.claim(claimed)
-        contents = await self.reopened()
-        self.assertEqual(({*contents.sandboxes}, contents.pool), ({changed, claimed}, ()))
-
-    async def test_a_file_of_the_fifth_schema_has_room_for_volumes_and_keeps_them(self) -> None:
-        self.patch(database, "MIGRATIONS", database.MIGRATIONS[:5])
-        database.open_database(self.directory / FILE).close()
-        self.patch(database, "MIGRATIONS", _MIGRATIONS)
-        self.assertEqual((await self.reopened()).attachments, ())
-        record = AttachmentRecord("pvc-1", "qemu", "a", "qemu-1", 5)
+    async def test_an_attached_volume_is_recorded_beyond_the_end_of_its_sandbox(self) -> None:
+        await self.store.open()
+        await self.store.put_sandbox(sandbox())
+        record = AttachmentRecord("pvc-1", "qemu", sandbox().id, "qemu-1")
         attached = attrs.evolve(record, serial="0" * 20)
         for each in (record, attached):
             await self.store.put_attachment(each)
             self.assertEqual((await self.reopened()).attachments, (each,))
-        await self.store.delete_sandbox("a")
-        self.assertEqual((await self.reopened()).attachments, (attached,), "it outlives its sandbox")
+        await self.store.delete_sandbox(sandbox().id)
+        self.assertEqual((await self.reopened()).attachments, (attached,))
         for _ in range(2):
             await self.store.delete_attachment("pvc-1")
         self.assertEqual((await self.reopened()).attachments, ())
