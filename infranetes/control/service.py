@@ -193,7 +193,7 @@ class ControlService(ControlNodeRpcs):
         return control.GetPoolResponse(
             drained=all(pool.drained for pool in pools),
             trouble=redacted("; ".join(troubles)),
-            wanted=sum(pool.wanted for pool in pools),
+            wanted=sum(pool.target for pool in pools),
             vms=[_pooled(member) for pool in pools for member in pool.members.values()],
         )
 
@@ -219,7 +219,7 @@ class ControlService(ControlNodeRpcs):
         pools = self._pools(request)
         for pool in pools:
             await shielded(pool.fill())
-        return control.FillPoolResponse(wanted=sum(pool.wanted for pool in pools))
+        return control.FillPoolResponse(wanted=sum(pool.target for pool in pools))
 
     def _pools(
         self, request: control.GetPoolRequest | control.DrainPoolRequest | control.FillPoolRequest

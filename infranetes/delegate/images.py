@@ -153,7 +153,7 @@ class DelegateImages:
         self._images[found.id] = found
         return found
 
-    def known(self, image_id: str) -> Image | None:
+    def cached(self, image_id: str) -> Image | None:
         """Return what was last told of the image; None: nothing."""
         return self._images.get(image_id)
 

@@ -51,9 +51,9 @@ class NodeImages:
         """Return the image that a reference or an id means now. Raises as the one store or the other."""
         return await self._of(name_or_id).find(name_or_id)
 
-    def known(self, image_id: str) -> Image | None:
+    def cached(self, image_id: str) -> Image | None:
         """Return what is known of the image without asking anybody; None: nothing."""
-        return self._of(image_id).known(image_id)
+        return self._of(image_id).cached(image_id)
 
     async def config(self, image_id: str) -> bytes:
         """Return the image's configuration."""

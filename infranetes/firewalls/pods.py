@@ -100,20 +100,20 @@ class Firewalls(Generic[G]):
         self._beside = beside
         self._families = ["ip"] if beside is None else [beside.family, "ip"]
         self._inside = list(inside)
-        self._known: dict[G, PodFirewall] = {}
+        self._firewalls: dict[G, PodFirewall] = {}
         self._lock = DeferredLock()
         self._there = False
         tables = [(family, table) for family in self._families]
         self.watch = TablesWatch(reactor, tables, self._mend, opener)
 
-    async def set_up(self, known: Mapping[G, PodFirewall]) -> None:
+    async def set_up(self, firewalls: Mapping[G, PodFirewall]) -> None:
         """Make the tables, or replace those that are there. Idempotent.
 
-        :param known: the firewalls of pods; all others are closed.
+        :param firewalls: the firewalls of pods; all others are closed.
         :raise FailedPrecondition: the kernel can't have such tables.
         """
         async with self._lock:
-            self._known = dict(known)
+            self._firewalls = dict(firewalls)
             self._there = False
             await self._begin()
 
@@ -144,12 +144,12 @@ class Firewalls(Generic[G]):
         :raise InfranetesError: that failed; the previous firewall is in force.
         """
         async with self._lock:
-            before = dict(self._known)
-            self._known[pod] = firewall
+            before = dict(self._firewalls)
+            self._firewalls[pod] = firewall
             try:
                 await self._change(await run_in_thread(self._reactor, self._thd_script, pod, firewall))
             except BaseException:
-                self._known = before
+                self._firewalls = before
                 raise
 
     async def keep(self, pod: G, firewall: PodFirewall, save: Callable[[PodFirewall | None], None]) -> None:
@@ -162,13 +162,13 @@ class Firewalls(Generic[G]):
         try:
             await self.set(pod, firewall)
         except InfranetesError:
-            await run_in_thread(self._reactor, save, self._known.get(pod))
+            await run_in_thread(self._reactor, save, self._firewalls.get(pod))
             raise
 
     async def forget(self, pod: G) -> None:
         """Close a pod's firewall, and remove its chains. Idempotent."""
         async with self._lock:
-            self._known.pop(pod, None)
+            self._firewalls.pop(pod, None)
             if not self._there:
                 return
             emptied = replacing("ip", self._table, dict.fromkeys(_chains(pod, OPEN), ()))
@@ -182,7 +182,7 @@ class Firewalls(Generic[G]):
         """Remove the tables: everything is allowed. Idempotent."""
         async with self._lock:
             self._there = False
-            self._known.clear()
+            self._firewalls.clear()
             for family in self._families:
                 with contextlib.suppress(InfranetesError):
                     await self._nft(
@@ -225,12 +225,12 @@ class Firewalls(Generic[G]):
         return replacing("ip", self._table, _chains(pod, firewall)) + self._elements(pod, firewall)
 
     async def _make(self) -> None:
-        await self._nft(await run_in_thread(self._reactor, self._thd_all, dict(self._known)))
+        await self._nft(await run_in_thread(self._reactor, self._thd_all, dict(self._firewalls)))
 
-    def _thd_all(self, known: Mapping[G, PodFirewall]) -> str:
+    def _thd_all(self, firewalls: Mapping[G, PodFirewall]) -> str:
         """Return the script that makes the tables anew."""
         every: dict[str, list[str]] = {}
-        for pod, firewall in known.items():
+        for pod, firewall in firewalls.items():
             every.update(_chains(pod, firewall))
         beside = self._beside
         tables = [] if beside is None else [(beside.family, beside.table())]
@@ -238,7 +238,7 @@ class Firewalls(Generic[G]):
         for family, text in (*tables, ("ip", self._ip_table() + listed(every))):
             script += f"table {family} {self._table} {{}}\ndelete table {family} {self._table}\n"
             script += f"table {family} {self._table} {{\n{text}}}\n"
-        for pod, firewall in known.items():
+        for pod, firewall in firewalls.items():
             script += self._elements(pod, firewall)
         return script
 

@@ -119,7 +119,7 @@ class CatalogueStore:
         """Return `resolve`'s answer: what the catalogue has now is asked by `pull` and `check`."""
         return self.resolve(name_or_id)
 
-    def known(self, image_id: str) -> Image | None:
+    def cached(self, image_id: str) -> Image | None:
         """Return the image with this id; None: it was not pulled."""
         found = self._images.get(image_id)
         return None if found is None else _image(found)

@@ -126,8 +126,8 @@ class _Made:
     ctime_nanos: int
 
     @classmethod
-    def of(cls, found: os.stat_result, digest: str) -> _Made:
-        return cls(found.st_size, digest, found.st_ino, found.st_ctime_ns)
+    def of(cls, status: os.stat_result, digest: str) -> _Made:
+        return cls(status.st_size, digest, status.st_ino, status.st_ctime_ns)
 
 
 class LayerDisks:

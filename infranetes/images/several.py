@@ -84,9 +84,9 @@ class SeveralStores:
         """Return what `resolve` does."""
         return self.resolve(name_or_id)
 
-    def known(self, image_id: str) -> Image | None:
+    def cached(self, image_id: str) -> Image | None:
         """Return the image with this id, if a store knows it; None: none does."""
-        return next((found for store in self._stores.values() if (found := store.known(image_id))), None)
+        return next((found for store in self._stores.values() if (found := store.cached(image_id))), None)
 
     async def remove(self, name_or_id: str) -> None:
         """Remove the image under all of its names. Idempotent."""

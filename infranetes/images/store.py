@@ -157,7 +157,7 @@ class ImageStore:
         """Return `resolve`'s answer: everything is known here."""
         return self.resolve(name_or_id)
 
-    def known(self, image_id: str) -> Image | None:
+    def cached(self, image_id: str) -> Image | None:
         """Return the image with this id; None: it is not on this node."""
         record = self._records.get(image_id)
         return None if record is None else record.image(self._pinned)

@@ -35,7 +35,7 @@ class _Granted:
     """Credentials from a plug-in. :ivar ends_at: their expiry by the reactor's clock; None: not known."""
 
     asked: Access
-    given: Access
+    credential: Access
     ends_at: float | None
 
 
@@ -75,7 +75,7 @@ class Credentials:
     def unreachable(self) -> None:
         """Note a failed connection: read the files again, and drop a plug-in's certificate. Idempotent."""
         self._access = None
-        if self._granted is not None and self._granted.given.key:
+        if self._granted is not None and self._granted.credential.key:
             self._granted = None
 
     def refused(self) -> None:
@@ -97,7 +97,7 @@ class Credentials:
     async def _from_plugin(self, access: Access, plugin: Plugin) -> Access:
         before = self._granted
         if before is not None and before.asked == access and not self._expired(before):
-            return before.given
+            return before.credential
         # Libraries that are there for the daemon alone are not the plug-in's: see docs/tracing.md.
         inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         environment = {**inherited, **plugin.environment, "KUBERNETES_EXEC_INFO": _request(access, plugin)}
@@ -106,10 +106,10 @@ class Credentials:
             raise FailedPrecondition(
                 f"{plugin.command[0]}, which the kubeconfig names, returned no credentials: {done.message()}"
             )
-        given, ends = _granted(access, plugin, done.stdout)
+        credential, ends = _granted(access, plugin, done.stdout)
         ends_at = None if ends is None else self._reactor.seconds() + (ends - self._now()).total_seconds()
-        self._granted = _Granted(access, given, ends_at)
-        return given
+        self._granted = _Granted(access, credential, ends_at)
+        return credential
 
     def _expired(self, granted: _Granted) -> bool:
         ends_at = granted.ends_at
@@ -143,10 +143,10 @@ def _granted(access: Access, plugin: Plugin, printed: bytes) -> tuple[Access, da
             raise ValueError
         if not (token or certificate) or bool(certificate) != bool(key):
             raise ValueError
-        given = attrs.evolve(access, token=token)
+        credential = attrs.evolve(access, token=token)
         if certificate:
-            given = attrs.evolve(given, certificate=certificate.encode(), key=key.encode())
-        return given, _time(ends) if ends else None
+            credential = attrs.evolve(credential, certificate=certificate.encode(), key=key.encode())
+        return credential, _time(ends) if ends else None
     except (ValueError, LookupError, TypeError, AttributeError):
         raise FailedPrecondition(
             f"{plugin.command[0]}, which the kubeconfig names, printed no ExecCredential of {plugin.version}"

@@ -187,23 +187,23 @@ class Pool:
             self._adjusting = False
 
     def _adjust(self) -> None:
-        wanted = {} if self.drained else self._config.wanted
-        for size in {*wanted, *(member.size for member in self.members.values())}:
+        targets = {} if self.drained else self._config.targets
+        for size in {*targets, *(member.size for member in self.members.values())}:
             members = [
                 one for one in self.members.values() if one.size == size and one.state is not PoolState.ENDING
             ]
             spare = [one for one in members if not one.taken]
-            for member in spare[: max(len(members) - wanted.get(size, 0), 0)]:
+            for member in spare[: max(len(members) - targets.get(size, 0), 0)]:
                 self.end(member, "it is not wanted any more")
-            for _ in range(wanted.get(size, 0) - len(members)):
+            for _ in range(targets.get(size, 0) - len(members)):
                 if not self._may_launch():
                     break
                 self._launch(size)
 
     @property
-    def wanted(self) -> int:
+    def target(self) -> int:
         """How many VMs there are to be."""
-        return 0 if self.drained else sum(self._config.wanted.values())
+        return 0 if self.drained else sum(self._config.targets.values())
 
     def _may_launch(self) -> bool:
         booting = sum(one.state is PoolState.BOOTING for one in self.members.values())

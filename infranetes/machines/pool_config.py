@@ -35,9 +35,9 @@ class PoolConfig:
     retry: float = attrs.field(default=5.0, validator=gt(0))  # seconds after a failure; doubles up to 300
 
     @property
-    def wanted(self) -> dict[Size, int]:
+    def targets(self) -> dict[Size, int]:
         """How many VMs of each size there are to be."""
-        wanted: dict[Size, int] = {}
+        targets: dict[Size, int] = {}
         for each in self.sizes:
-            wanted[each.size] = wanted.get(each.size, 0) + each.count
-        return wanted
+            targets[each.size] = targets.get(each.size, 0) + each.count
+        return targets

@@ -78,7 +78,7 @@ def node_gauges(node: ShownNode) -> list[Gauge]:
               _counted(((name, one.state.value) for name, pool in pools for one in pool.members.values()),
                        [(name, state.value) for name, _ in pools for state in PoolState])),
         Gauge("infranetes_pool_wanted_vms", "VMs that the pool is to have.", ("handler",),
-              {(name,): pool.wanted for name, pool in pools}),
+              {(name,): pool.target for name, pool in pools}),
         Gauge("infranetes_pool_failing", "1: the pool's last launch failed.", ("handler",),
               {(name,): bool(pool.trouble) for name, pool in pools}),
         Gauge("infranetes_refused_pods", "Pods that lately sent packets beyond a share of theirs.",

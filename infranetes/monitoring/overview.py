@@ -52,7 +52,7 @@ class PoolState:
     """A pool. :ivar handler: the handler whose pods may have its VMs; "": those of all other handlers."""
 
     handler: str
-    wanted: int
+    target: int
     states: tuple[tuple[str, int], ...]
     drained: bool
     trouble: str
@@ -90,7 +90,7 @@ def overview(node: ShownNode, now: float, launches: Iterable[Launch], warnings: 
         pods=[_pod(node, one) for one in sandboxes[:MAX_PODS]],
         more_pods=max(len(sandboxes) - MAX_PODS, 0),
         launches=list(launches)[::-1],
-        pools=[_pool(pool) for pool in node.pools.all() if pool.wanted or pool.members or pool.drained],
+        pools=[_pool(pool) for pool in node.pools.all() if pool.target or pool.members or pool.drained],
         warnings=list(warnings)[::-1],
     )
 
@@ -117,5 +117,5 @@ def _pod(node: ShownNode, sandbox: Sandbox) -> Pod:
 def _pool(pool: Pool) -> PoolState:
     states = Counter(member.state.value for member in pool.members.values())
     return PoolState(
-        pool.purpose.handler, pool.wanted, tuple(sorted(states.items())), pool.drained, pool.trouble
+        pool.purpose.handler, pool.target, tuple(sorted(states.items())), pool.drained, pool.trouble
     )

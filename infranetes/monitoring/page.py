@@ -192,7 +192,7 @@ def _pools(pools: Sequence[PoolState]) -> Tag:
         (
             (
                 one.handler or "all others",
-                str(one.wanted),
+                str(one.target),
                 ", ".join(f"{count} {state}" for state, count in one.states) or "none",
                 "it is drained" if one.drained else one.trouble,
             )

@@ -180,19 +180,19 @@ class Overlay:
             raise NotFound(f"sandbox {id} has no address of the pods' network")
         await self._walls.set(id, str(self._leases[id]), firewall)
 
-    async def restore(self, found: Mapping[str, tuple[str, str]]) -> None:
+    async def restore(self, addresses: Mapping[str, tuple[str, str]]) -> None:
         """Restore, after a start of the daemon, exactly these leases and tunnels.
 
         A sweep retries what fails now.
 
-        :param found: by sandbox, its address in the pods' network and its VM's in the VPC; the latter is ""
-            if the VM has no tunnel yet."""
+        :param addresses: by sandbox, its address in the pods' network and its VM's in the VPC; the latter is
+            "" if the VM has no tunnel yet."""
         try:
             mtus = await self._tunnels.mtus()
         except InfranetesError as error:
             mtus = {}
             _log.debug("the kernel's tunnels can't be listed: {error}", error=error)
-        for id, (address, host) in found.items():
+        for id, (address, host) in addresses.items():
             lease = self._leases[id] = IPv4Address(address)
             if host:
                 # After a reboot of the node the kernel has no MTUs. The VM is asked again once connected.

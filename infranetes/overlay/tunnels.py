@@ -152,7 +152,7 @@ class Tunnels:
             await self._nft(shares.half_open(self._device))
         except InfranetesError as error:
             _log.info("half-open connections of pods stay as long as others: {error}", error=error)
-        entries, before = wanted(peers, network), await self._entries()
+        entries, before = entries_for(peers, network), await self._entries()
         await self._change(entries, before)
         present = {address for address, *_ in entries.routes}
         await self._forget(address for address, *_ in before.routes if address not in present)
@@ -196,7 +196,7 @@ class Tunnels:
             ),
         )
         expected = {str(each.host): each.chain for each in peers}
-        return shown.code == 0 and chains == expected and await self._entries() == wanted(peers, network)
+        return shown.code == 0 and chains == expected and await self._entries() == entries_for(peers, network)
 
     async def _link(self) -> _Link | None:
         found = await run(
@@ -376,7 +376,7 @@ class Entries:
     hosts: frozenset[tuple[str, str]]  # MAC, address in the VPC
 
 
-def wanted(peers: Iterable[Peer], network: IPv4Network) -> Entries:
+def entries_for(peers: Iterable[Peer], network: IPv4Network) -> Entries:
     """Return the entries for these VMs."""
     peers = list(peers)
     return Entries(

@@ -53,10 +53,10 @@ def _bits(number: int) -> int:
     return 128 if number >= BASE_6 else 32
 
 
-def ordered(given: Iterable[T]) -> Generator[None, None, list[T]]:
+def ordered(values: Iterable[T]) -> Generator[None, None, list[T]]:
     """Sort the given values. A generator, so that callers can pause."""
     parts = []
-    left = iter(given)
+    left = iter(values)
     while part := sorted(islice(left, SORTED)):
         parts.append(part)
         yield

@@ -14,7 +14,7 @@ import attrs
 
 from infranetes.policies.addresses import merged, networks, ordered, runs
 from infranetes.policies.objects import Block, NamedPort, PodPeer, PortName, Rule, Steps
-from infranetes.policies.selections import Selection, Wanted
+from infranetes.policies.selections import Criterion, Selection
 from infranetes.policies.slots import Mask, Slots
 from infranetes_common.addresses import Network
 from infranetes_common.pod_firewall import Allowed, Ports
@@ -47,7 +47,7 @@ class Firewalls:
 
     def __init__(
         self,
-        select: Callable[[Wanted], Steps[Selection]],
+        select: Callable[[Criterion], Steps[Selection]],
         slots: Slots,
         unions: dict[Parts, tuple[Network, ...]],
     ) -> None:

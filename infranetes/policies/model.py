@@ -18,7 +18,7 @@ from infranetes.kubernetes.fields import Name
 from infranetes.policies.firewall import Firewalls, Parts
 from infranetes.policies.interface import LocalPod
 from infranetes.policies.objects import NamedPort, Pod, Policy, Steps
-from infranetes.policies.selections import Selection, Selections, Wanted
+from infranetes.policies.selections import Criterion, Selection, Selections
 from infranetes.policies.slots import Mask, Slots, mask
 from infranetes_common.addresses import Network
 from infranetes_common.pod_firewall import PodFirewall
@@ -34,7 +34,7 @@ class _Local:
     pod: LocalPod
     labels: Mapping[str, str]
     ports: tuple[NamedPort, ...] = ()
-    uses: frozenset[Wanted] = frozenset()
+    uses: frozenset[Criterion] = frozenset()
     unions: AbstractSet[Parts] = frozenset()
     firewall: PodFirewall | None = None
 
@@ -208,11 +208,11 @@ class Model:
                 policies.append(policy)
             if number % STEP == STEP - 1:
                 yield
-        uses: set[Wanted] = set()
+        uses: set[Criterion] = set()
 
-        def select(wanted: Wanted) -> Steps[Selection]:
-            uses.add(wanted)
-            return self._select(wanted, id)
+        def select(criterion: Criterion) -> Steps[Selection]:
+            uses.add(criterion)
+            return self._select(criterion, id)
 
         made = Firewalls(select, self._slots, self._unions)
         ingress = [policy.ingress for policy in policies if policy.ingress is not None]
@@ -232,11 +232,11 @@ class Model:
         for parts in [each for each in self._unions if each not in used or each[0] & left]:
             del self._unions[parts]
 
-    def _select(self, wanted: Wanted, user: str) -> Steps[Selection]:
+    def _select(self, criterion: Criterion, user: str) -> Steps[Selection]:
         """Return the selection of a peer or port name, making it in small steps if it is new."""
-        selection = self._selections.get(wanted)
+        selection = self._selections.get(criterion)
         if selection is None:
-            selection = Selection(wanted, self._slots)
+            selection = Selection(criterion, self._slots)
             for name, labels in self._namespaces.items():
                 selection.take_namespace(name, labels)
             meant: list[int] = []

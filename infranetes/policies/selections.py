@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from infranetes.policies.objects import Block, Pod, PodPeer, PortName, Steps
 from infranetes.policies.slots import Mask, Slots
 
-Wanted = PodPeer | PortName
+Criterion = PodPeer | PortName
 Named = Mapping[int, Mask]  # addresses by port number
 
 
@@ -21,12 +21,12 @@ class Selection:
     :ivar mask: the slots of the selected pods' addresses.
     """
 
-    def __init__(self, wanted: Wanted, slots: Slots) -> None:
-        self.wanted = wanted
+    def __init__(self, criterion: Criterion, slots: Slots) -> None:
+        self.criterion = criterion
         self.users: set[str] = set()
         self.namespaces: set[str] | None = None
-        if isinstance(wanted, PodPeer):
-            self.namespaces = {wanted.namespace} if wanted.namespaces is None else set()
+        if isinstance(criterion, PodPeer):
+            self.namespaces = {criterion.namespace} if criterion.namespaces is None else set()
         self.mask: Mask = 0
         self._slots = slots
         self._named: dict[tuple[PortName, Block | None], Named] = {}
@@ -35,10 +35,10 @@ class Selection:
         """Handle a namespace's labels; None: it was deleted.
 
         Return whether its pods may be selected differently."""
-        if isinstance(self.wanted, PortName) or self.wanted.namespaces is None:
+        if isinstance(self.criterion, PortName) or self.criterion.namespaces is None:
             return False
         assert self.namespaces is not None
-        there = labels is not None and self.wanted.namespaces.matches(labels)
+        there = labels is not None and self.criterion.namespaces.matches(labels)
         if there == (name in self.namespaces):
             return False
         if there:
@@ -65,10 +65,10 @@ class Selection:
 
     def means(self, pod: Pod) -> bool:
         """Return whether a pod is selected."""
-        if isinstance(self.wanted, PortName):
-            return any(self.wanted.is_of(each) for each in pod.ports)
+        if isinstance(self.criterion, PortName):
+            return any(self.criterion.is_of(each) for each in pod.ports)
         assert self.namespaces is not None
-        return pod.name.namespace in self.namespaces and self.wanted.pods.matches(pod.labels)
+        return pod.name.namespace in self.namespaces and self.criterion.pods.matches(pod.labels)
 
     def named(self, port: PortName, within: Block | None = None) -> Steps[Named]:
         """Return the slots of selected pods with a port of this name, by its number, in small steps.
@@ -102,25 +102,26 @@ class Selections:
     """The selections in use, by peer or port name."""
 
     def __init__(self) -> None:
-        self._all: dict[Wanted, Selection] = {}
-        self._within: dict[str | None, dict[Wanted, Selection]] = {}  # by the only namespace; None: several
+        self._all: dict[Criterion, Selection] = {}
+        # By the only namespace; None: several.
+        self._within: dict[str | None, dict[Criterion, Selection]] = {}
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def get(self, wanted: Wanted) -> Selection | None:
+    def get(self, criterion: Criterion) -> Selection | None:
         """Return the selection, or None if it is not in use."""
-        return self._all.get(wanted)
+        return self._all.get(criterion)
 
     def add(self, selection: Selection) -> None:
         """Add a selection, to be kept up to date from now on."""
-        wanted = selection.wanted
-        self._all[wanted] = selection
-        self._within.setdefault(_only_namespace(wanted), {})[wanted] = selection
+        criterion = selection.criterion
+        self._all[criterion] = selection
+        self._within.setdefault(_only_namespace(criterion), {})[criterion] = selection
 
-    def release(self, wanted: Iterable[Wanted], user: str) -> None:
+    def release(self, criteria: Iterable[Criterion], user: str) -> None:
         """Record that a local pod no longer uses these. Drop those without another user. Idempotent."""
-        for each in wanted:
+        for each in criteria:
             selection = self._all.get(each)
             if selection is None:  # the pod was removed while its firewall was being computed
                 continue
@@ -140,8 +141,8 @@ class Selections:
         return list(self._within.get(None, {}).values())
 
 
-def _only_namespace(wanted: Wanted) -> str | None:
+def _only_namespace(criterion: Criterion) -> str | None:
     """Return the namespace whose pods are selected; None: there may be several."""
-    if isinstance(wanted, PodPeer) and wanted.namespaces is None:
-        return wanted.namespace
+    if isinstance(criterion, PodPeer) and criterion.namespaces is None:
+        return criterion.namespace
     return None

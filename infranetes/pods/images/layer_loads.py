@@ -126,7 +126,7 @@ async def _bring(
     """Have the VM mount all of `disks`, waiting for those that another image's load brings."""
     while True:
         missing = await _lacking(node, sandbox, disks)
-        progress.found(missing)
+        progress.add_missing(missing)
         flights = sandbox.loads.flights()
         theirs = list({flights[disk.diff_id] for disk in missing if disk.diff_id in flights})
         rest = [disk for disk in missing if disk.diff_id not in flights]

@@ -63,7 +63,7 @@ async def _remove_unused(node: NodeContext, sandbox: Sandbox) -> None:
     used = {container.record.image_id for container in containers}
     diff_ids = await shown_layers(node, sandbox) or set()
     for image_id in sorted(await agent.images() - used):
-        image = node.images.known(image_id)
+        image = node.images.cached(image_id)
         if image is not None and image.pinned:
             continue
         try:

@@ -50,7 +50,7 @@ class Images(Protocol):
         :raise NotFound: it is not pulled on this node. :raise InvalidArgument: it is ambiguous.
         :raise Unavailable: this can't be determined now."""
 
-    def known(self, image_id: str) -> Image | None:
+    def cached(self, image_id: str) -> Image | None:
         """Return the image if it is known without any I/O, or None."""
 
     def archive(self, image_id: str, present: int = 0) -> AsyncIterator[bytes]:

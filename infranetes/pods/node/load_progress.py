@@ -35,7 +35,7 @@ class Progress:
         self._there = 0  # bytes that had arrived before this load
         self._next: IDelayedCall | None = None
 
-    def found(self, missing: Sequence[LayerDisk]) -> None:
+    def add_missing(self, missing: Sequence[LayerDisk]) -> None:
         """Count these layers as missing, unless they are counted already."""
         for disk in missing:
             if disk.diff_id not in self._disks:

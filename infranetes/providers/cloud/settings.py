@@ -21,7 +21,7 @@ _positive = attrs.validators.gt(0.0)
 _not_negative = attrs.validators.ge(0.0)
 
 
-def given(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
+def not_empty(instance: object, attribute: attrs.Attribute[str], value: str) -> None:
     """Refuse an empty value."""
     if not value:
         raise ValueError("it has to be given")

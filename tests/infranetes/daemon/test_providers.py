@@ -102,7 +102,7 @@ class ProvidersTests(TestCase):
         assert node.handlers.image_source is not None
         (pool,) = node.pools.others
         self.assertEqual(
-            (pool.purpose.handler, pool.purpose.annotations, pool.wanted), ("east", {"a": "b"}, 2)
+            (pool.purpose.handler, pool.purpose.annotations, pool.target), ("east", {"a": "b"}, 2)
         )
         self.assertIs(node.handlers.pool_for(node.handlers.named("plain")), node.pools.own)
         self.assertIs(node.handlers.pool_for(node.handlers.named("east")), pool)
@@ -141,7 +141,7 @@ class ProvidersTests(TestCase):
         sandbox = node.inventory.sandboxes["1" * 32]
         self.assertEqual(node.handlers.of(sandbox.record).side.name, "east")
         (pool,) = node.pools.others
-        self.assertEqual((pool.context.provider.name, pool.wanted, len(pool.members)), ("further", 0, 1))
+        self.assertEqual((pool.context.provider.name, pool.target, len(pool.members)), ("further", 0, 1))
 
     async def test_one_that_can_not_be_made_leaves_what_is_recorded_as_it_is(self) -> None:
         record = SandboxRecord(

@@ -51,13 +51,13 @@ class FindTests(ContentCase):
             )
             self.assertEqual((image.diff_ids, image.uid, image.pinned), (built.diff_ids, 1000, False))
             self.assertGreater(image.size, 0)
-        self.assertEqual(self.images.known(built.id), image)
+        self.assertEqual(self.images.cached(built.id), image)
         self.assertEqual(await self.images.config(built.id), built.config.data)
 
     async def test_one_that_was_not_pulled_is_not_found(self) -> None:
         for name in ("127.0.0.1:1/lacking:1", "sha256:" + "0" * 64):
             await self.assertFailure(start(self.images.find(name)), NotFound)
-        self.assertIsNone(self.images.known("sha256:" + "0" * 64))
+        self.assertIsNone(self.images.cached("sha256:" + "0" * 64))
 
     async def test_a_tag_that_moves_means_another_image(self) -> None:
         reference = await self.pulled("moved", small("before"))
@@ -171,7 +171,7 @@ class SweepTests(ContentCase):
         await self.remove(one.id)
         await self.images.sweep()
         self.assertEqual(self.on_disk(), set(two.diff_ids))
-        self.assertIsNone(self.images.known(one.id))
+        self.assertIsNone(self.images.cached(one.id))
         await self.remove(two.id)
         await (await self.started()).sweep()
         self.assertEqual(self.on_disk(), set())

@@ -33,7 +33,7 @@ class NodeImagesTests(ContentCase):
         for name, id, source in ((reference, built.id, "docker"), (PROGRAM, program.id, "systemd")):
             self.assertEqual((await self.node_images.find(name)).id, id)
             found = await self.node_images.find(id)
-            self.assertEqual(self.node_images.known(id), found)
+            self.assertEqual(self.node_images.cached(id), found)
             self.assertEqual(self.node_images.source(id), source)
             self.assertGreater(len(await self.node_images.config(id)), 0)
             await self.node_images.check(id)

@@ -79,10 +79,10 @@ class SeveralStoresTests(TestCase):
         id = await self.pull("east.infranetes.io/web:1")
         for words in (id, id[:20], id.removeprefix("sha256:")[:12]):
             self.assertEqual(self.several.resolve(words).id, id)
-        known = self.several.known(id)
-        assert known is not None
-        self.assertEqual(known.machine, "east-1")
-        self.assertIsNone(self.several.known("sha256:" + "d" * 64))
+        cached = self.several.cached(id)
+        assert cached is not None
+        self.assertEqual(cached.machine, "east-1")
+        self.assertIsNone(self.several.cached("sha256:" + "d" * 64))
         self.assertIn(b"east-1", await self.several.config(id))
 
     async def test_what_two_stores_have_is_not_guessed(self) -> None:

@@ -228,7 +228,7 @@ class FakeImages:
             raise NotFound(f"image {name_or_id} is not on this node: pull it first")
         return self.image
 
-    def known(self, image_id: str) -> Image | None:
+    def cached(self, image_id: str) -> Image | None:
         return self.image if image_id == IMAGE else None
 
     async def archive(self, image_id: str, present: int = 0) -> AsyncIterator[bytes]:

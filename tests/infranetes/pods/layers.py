@@ -48,7 +48,7 @@ class LayerImages(FakeImages):
                 return one
         raise NotFound(f"image {name_or_id} is not on this node: pull it first")
 
-    def known(self, image_id: str) -> Image | None:
+    def cached(self, image_id: str) -> Image | None:
         return next((one for one in self.all if one.id == image_id), None)
 
     async def disks(self, image_id: str) -> list[LayerDisk]:

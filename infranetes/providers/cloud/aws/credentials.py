@@ -74,16 +74,16 @@ class _Lease:
     """Keys, and the source of their expiry."""
 
     value: Keys
-    found: _BotocoreCredentials = attrs.field(repr=False)
+    credentials: _BotocoreCredentials = attrs.field(repr=False)
     at: float  # when they were found, by the monotonic clock
 
     def is_due(self) -> bool:
-        if isinstance(self.found, _Refreshable):
-            return self.found.refresh_needed()
+        if isinstance(self.credentials, _Refreshable):
+            return self.credentials.refresh_needed()
         return time.monotonic() > self.at + _LOOK_AGAIN
 
     def has_ended(self) -> bool:
-        return isinstance(self.found, _Refreshable) and self.found.refresh_needed(_SPARE)
+        return isinstance(self.credentials, _Refreshable) and self.credentials.refresh_needed(_SPARE)
 
 
 class Credentials:

@@ -10,7 +10,7 @@ from infranetes.providers.cloud.azure.driver import Driver
 from infranetes.providers.cloud.azure.names import Group, definition_of
 from infranetes.providers.cloud.azure.prices import RetailPrices
 from infranetes.providers.cloud.azure.settings import Settings
-from infranetes.providers.cloud.azure.sizes import Wanted, offers
+from infranetes.providers.cloud.azure.sizes import Requirements, offers
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, Offer
 from infranetes.providers.cloud.offers.book import Sources
 
@@ -37,13 +37,13 @@ class AzureOffers:
         image = driver.image(definition_of(self._group.image(settings.image)))
         if image is None:
             raise CloudError(ErrorKind.NOT_FOUND, f"there is no image {settings.image}")
-        wanted = Wanted(
+        requirements = Requirements(
             settings.location,
             image["properties"].get("hyperVGeneration") or "V1",
             premium=settings.disk_type.startswith("Premium"),
             zonal=bool(settings.zones),
         )
-        return offers(driver.skus(settings.location), wanted)
+        return offers(driver.skus(settings.location), requirements)
 
     def _thd_prices(self, driver: Driver, offers: Sequence[Offer]) -> Mapping[str, float]:
         settings = self._settings

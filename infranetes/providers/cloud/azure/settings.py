@@ -22,7 +22,7 @@ from infranetes.providers.cloud.azure.names import (
     ZONE,
 )
 from infranetes.providers.cloud.azure.secret_files import thd_read
-from infranetes.providers.cloud.settings import ENDPOINT, CloudSettings, all_of, given, matching
+from infranetes.providers.cloud.settings import ENDPOINT, CloudSettings, all_of, matching, not_empty
 from infranetes_common import config_outside as outside
 
 _application_groups = all_of(APPLICATION_GROUP, "application security groups' names or ids")
@@ -36,15 +36,15 @@ def _secret(key: str, path: str) -> Iterator[outside.Finding]:
 class Settings(CloudSettings):
     """The table `providers.azure`."""
 
-    subscription: str = attrs.field(validator=[given, matching(UUID, "a subscription's id")])
-    resource_group: str = attrs.field(validator=[given, matching(GROUP, "a resource group's name")])
-    location: str = attrs.field(validator=[given, matching(LOCATION, "a name such as westeurope")])
+    subscription: str = attrs.field(validator=[not_empty, matching(UUID, "a subscription's id")])
+    resource_group: str = attrs.field(validator=[not_empty, matching(GROUP, "a resource group's name")])
+    location: str = attrs.field(validator=[not_empty, matching(LOCATION, "a name such as westeurope")])
     # Tried in this order; empty: VMs are put into no zone.
     zones: tuple[str, ...] = attrs.field(default=(), validator=all_of(ZONE, "zones, such as 1,"))
     image: str = attrs.field(
-        validator=[given, matching(IMAGE, "GALLERY/IMAGE, GALLERY/IMAGE/VERSION, or an image's id")]
+        validator=[not_empty, matching(IMAGE, "GALLERY/IMAGE, GALLERY/IMAGE/VERSION, or an image's id")]
     )  # the image of a guest with our agent
-    subnet: str = attrs.field(validator=[given, matching(SUBNET, "NETWORK/SUBNET, or a subnet's id")])
+    subnet: str = attrs.field(validator=[not_empty, matching(SUBNET, "NETWORK/SUBNET, or a subnet's id")])
     security_group: str = attrs.field(
         default="", validator=matching(SECURITY_GROUP, "a network security group's name or id")
     )

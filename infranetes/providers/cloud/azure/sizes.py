@@ -33,7 +33,7 @@ _GIB = 1 << 30
 
 
 @attrs.frozen
-class Wanted:
+class Requirements:
     """The requirements on sizes.
 
     :ivar generation: of the image's boot, `V1` or `V2`. :ivar zonal: whether VMs are put into zones."""
@@ -49,28 +49,28 @@ def zone_name(location: str, number: str) -> str:
     return f"{location}-{number}"
 
 
-def offers(skus: Iterable[Sku], wanted: Wanted) -> list[Offer]:
+def offers(skus: Iterable[Sku], requirements: Requirements) -> list[Offer]:
     """Return the sizes that can be used."""
-    found = (_offer(sku, wanted) for sku in skus if sku.get("resourceType") == "virtualMachines")
+    found = (_offer(sku, requirements) for sku in skus if sku.get("resourceType") == "virtualMachines")
     return [each for each in found if each is not None]
 
 
-def _offer(sku: Sku, wanted: Wanted) -> Offer | None:
+def _offer(sku: Sku, requirements: Requirements) -> Offer | None:
     """Return a size; None: it can't be used."""
     has = {each["name"]: each["value"] for each in sku.get("capabilities") or ()}
-    if not _is_usable(has, wanted):
+    if not _is_usable(has, requirements):
         return None
     zones = {
         zone
         for info in sku.get("locationInfo") or ()
-        if info.get("location", "").lower() == wanted.location
+        if info.get("location", "").lower() == requirements.location
         for zone in info.get("zones") or ()
     }
     for restriction in sku.get("restrictions") or ():
         if restriction.get("type") == "Location":
             return None
         zones -= set((restriction.get("restrictionInfo") or {}).get("zones") or ())
-    if wanted.zonal and not zones:
+    if requirements.zonal and not zones:
         return None
     name, cpus = sku["name"], int(has.get("vCPUsAvailable") or has["vCPUs"])
     share = _baseline(name)
@@ -81,20 +81,22 @@ def _offer(sku: Sku, wanted: Wanted) -> Offer | None:
         gpus=int(has.get("GPUs") or 0),
         architecture="arm64" if has.get("CpuArchitectureType") == "Arm64" else "x86_64",
         shared_cpus=cpus if share < 1 else 0,
-        zones=tuple(zone_name(wanted.location, zone) for zone in sorted(zones)) if wanted.zonal else (),
+        zones=tuple(zone_name(requirements.location, zone) for zone in sorted(zones))
+        if requirements.zonal
+        else (),
         quota=sku.get("family") or "",
     )
 
 
-def _is_usable(has: dict[str, str], wanted: Wanted) -> bool:
+def _is_usable(has: dict[str, str], requirements: Requirements) -> bool:
     """Return whether VMs of a size boot the image as it is, with the disk that they get."""
     return (
         "vCPUs" in has
         and "MemoryGB" in has
-        and wanted.generation in _several(has.get("HyperVGenerations") or "V1")
+        and requirements.generation in _several(has.get("HyperVGenerations") or "V1")
         and "SCSI" in _several(has.get("DiskControllerTypes") or "SCSI")
         and not has.get("ConfidentialComputingType")  # such VMs need an image of their own
-        and (not wanted.premium or has.get("PremiumIO") == "True")
+        and (not requirements.premium or has.get("PremiumIO") == "True")
     )
 
 

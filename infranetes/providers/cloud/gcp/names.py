@@ -94,9 +94,9 @@ def labels(tags: Mapping[str, str]) -> dict[str, str]:
     return {key: label(each) for key, each in tags.items()}
 
 
-def filter_of(wanted: Mapping[str, str]) -> str:
+def filter_of(labels: Mapping[str, str]) -> str:
     """Return a filter for resources with these labels."""
-    return " AND ".join(f'(labels.{key} = "{label(each)}")' for key, each in wanted.items())
+    return " AND ".join(f'(labels.{key} = "{label(each)}")' for key, each in labels.items())
 
 
 def named(names: Iterable[str]) -> str:

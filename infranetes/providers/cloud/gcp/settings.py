@@ -19,7 +19,7 @@ from infranetes.providers.cloud.gcp.names import (
     ZONE,
     region_of,
 )
-from infranetes.providers.cloud.settings import ENDPOINT, CloudSettings, all_of, given, matching
+from infranetes.providers.cloud.settings import ENDPOINT, CloudSettings, all_of, matching, not_empty
 from infranetes_common import config_outside as outside
 
 _ACCOUNT = r"[a-z0-9][a-z0-9.-]*@[a-z0-9.-]+"
@@ -47,11 +47,11 @@ def _key(path: str) -> Iterator[outside.Finding]:
 class Settings(CloudSettings):
     """The table `providers.gcp`."""
 
-    project: str = attrs.field(validator=[given, matching(PROJECT, "a project's id")])
+    project: str = attrs.field(validator=[not_empty, matching(PROJECT, "a project's id")])
     zones: tuple[str, ...] = attrs.field(validator=_are_zones)  # zones of one region, tried in this order
     image: str = attrs.field(
         validator=[
-            given,
+            not_empty,
             matching(IMAGE, "an image's name, family/NAME, or projects/PROJECT/global/images/[family/]NAME"),
         ]
     )  # the image of a guest with our agent

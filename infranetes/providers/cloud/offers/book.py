@@ -74,7 +74,7 @@ class OfferSource(Protocol[D_contra]):
 
 
 @attrs.frozen
-class Told:
+class LastAnswer:
     """A cloud's last answer, and its time in seconds since 1970; 0: it has never answered."""
 
     location: str
@@ -92,7 +92,7 @@ class OfferBook(Generic[D]):
         1970.
     :ivar everything: all sizes, with the best price that is known of each.
     :ivar offers: those of them that the zones in use offer.
-    :ivar told: what the cloud has told. :ivar bundled: what is used where it has not.
+    :ivar answer: what the cloud has told. :ivar bundled: what is used where it has not.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class OfferBook(Generic[D]):
         self._own = own
         self.now = now
         self.source = source
-        self.told = Told(source.sources.location)
+        self.answer = LastAnswer(source.sources.location)
         self.bundled: tuple[Offer, ...] = ()
         self.everything: tuple[Offer, ...] = ()
         self.offers: tuple[Offer, ...] = ()
@@ -125,12 +125,12 @@ class OfferBook(Generic[D]):
         if len(content) > _MAX_BYTES:
             return f"{self._path} is too large"
         try:
-            told = cattrs.structure(json.loads(content), Told)
-            checked = attrs.evolve(told, offers=valid(told.offers), prices=valid_prices(told.prices))
+            answer = cattrs.structure(json.loads(content), LastAnswer)
+            checked = attrs.evolve(answer, offers=valid(answer.offers), prices=valid_prices(answer.prices))
         except Exception as error:  # a file that is not ours may contain anything
             return f"{self._path} was not written by this program: {type(error).__name__}"
-        if (told.location, told.format) == (self.told.location, _FORMAT):
-            self.told = checked
+        if (answer.location, answer.format) == (self.answer.location, _FORMAT):
+            self.answer = checked
             self._merge()
         return ""
 
@@ -142,13 +142,15 @@ class OfferBook(Generic[D]):
         :raise CloudError: the answer can't be right; what was told before is kept."""
         now = self.now()
         if offers is not None:
-            self.told = attrs.evolve(self.told, offers=_some(valid(offers), "sizes"), offers_at=now)
+            self.answer = attrs.evolve(self.answer, offers=_some(valid(offers), "sizes"), offers_at=now)
         if prices is not None:
-            self.told = attrs.evolve(self.told, prices=_some(valid_prices(prices), "prices"), prices_at=now)
+            self.answer = attrs.evolve(
+                self.answer, prices=_some(valid_prices(prices), "prices"), prices_at=now
+            )
         self._merge()
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(self._path, json.dumps(attrs.asdict(self.told)))
+            replace_file(self._path, json.dumps(attrs.asdict(self.answer)))
         except OSError as error:
             return f"{self._path} can't be written: {error.strerror}"
         return ""
@@ -175,7 +177,7 @@ class OfferBook(Generic[D]):
     def _merge(self) -> None:
         bundled = {offer.name: offer.price for offer in self.bundled}
         self.everything = tuple(
-            self._priced(offer, bundled.get(offer.name)) for offer in self.told.offers or self.bundled
+            self._priced(offer, bundled.get(offer.name)) for offer in self.answer.offers or self.bundled
         )
         self.offers = tuple(each for each in self.everything if self.is_offered(each))
         self._prices = {each.name: each.price for each in self.everything if each.price is not None}
@@ -185,7 +187,7 @@ class OfferBook(Generic[D]):
         return not (self._zones and offer.zones) or not self._zones.isdisjoint(offer.zones)
 
     def _priced(self, offer: Offer, bundled: float | None) -> Offer:
-        own, told = self._own.get(offer.name), self.told.prices.get(offer.name)
+        own, told = self._own.get(offer.name), self.answer.prices.get(offer.name)
         if own is not None:
             return attrs.evolve(offer, price=own, priced_by=OWN)
         if told is not None:

@@ -46,10 +46,10 @@ class OfferRefresh(Generic[D]):
         :raise Unavailable: there are none; says why."""
         self._tell("the file", await run_in_thread(self._reactor, self._book._thd_load))
         patience = 0.0
-        if not self._book.told.offers_at:
+        if not self._book.answer.offers_at:
             await self._ask("sizes", self._thd_ask_types, self._first_seconds)
             patience = _PATIENCE
-        if self._book.told.offers_at and not self._book.told.prices_at:
+        if self._book.answer.offers_at and not self._book.answer.prices_at:
             await self._ask_for_prices(patience)
         await self._fill_gaps()
         if not self._book.everything:
@@ -74,10 +74,10 @@ class OfferRefresh(Generic[D]):
 
     async def refresh(self, seconds: float) -> None:
         """Ask for what is not fresh."""
-        now, told = self._book.now(), self._book.told
-        if not _is_fresh(now, told.offers_at):
+        now, answer = self._book.now(), self._book.answer
+        if not _is_fresh(now, answer.offers_at):
             await self._ask("sizes", self._thd_ask_types, seconds)
-        if not _is_fresh(now, told.prices_at):
+        if not _is_fresh(now, answer.prices_at):
             await self._ask("prices", self._thd_ask_prices, seconds)
 
     async def _ask_for_prices(self, patience: float) -> None:
@@ -90,18 +90,18 @@ class OfferRefresh(Generic[D]):
 
     def _due(self) -> float:
         """Seconds until the cloud is to be asked again."""
-        told = self._book.told
-        if self.trouble or not told.prices_at:
+        answer = self._book.answer
+        if self.trouble or not answer.prices_at:
             return AGAIN_SECONDS
-        age = self._book.now() - min(told.offers_at, told.prices_at)
+        age = self._book.now() - min(answer.offers_at, answer.prices_at)
         return max(FRESH_SECONDS - age, AGAIN_SECONDS / 60)
 
     async def _fill_gaps(self) -> None:
         """Use the bundled sizes, or their prices, where the cloud has never told its own."""
-        told = self._book.told
-        if told.offers_at and told.prices_at:
+        answer = self._book.answer
+        if answer.offers_at and answer.prices_at:
             return
-        bundled = await run_in_thread(self._reactor, self._book.source._thd_bundled, told.offers)
+        bundled = await run_in_thread(self._reactor, self._book.source._thd_bundled, answer.offers)
         self._book.use_bundled(bundled)
         if self._warned:
             return
@@ -109,7 +109,7 @@ class OfferRefresh(Generic[D]):
         _log.warn(
             "{cloud}: {what} are those of {bundled}, which age: {why}",
             cloud=self._book.source.sources.location,
-            what="prices" if told.offers_at else "sizes and prices",
+            what="prices" if answer.offers_at else "sizes and prices",
             bundled=self._book.source.sources.bundled,
             why="; ".join(self.trouble.values()) or "the cloud has not told them yet",
         )
@@ -118,7 +118,7 @@ class OfferRefresh(Generic[D]):
         return self._book._thd_keep(offers=self._book.source._thd_types(driver))
 
     def _thd_ask_prices(self, driver: D) -> str:
-        return self._book._thd_keep(prices=self._book.source._thd_prices(driver, self._book.told.offers))
+        return self._book._thd_keep(prices=self._book.source._thd_prices(driver, self._book.answer.offers))
 
     async def _ask(self, what: str, work: Callable[[D], str], seconds: float) -> None:
         try:

@@ -41,7 +41,7 @@ def explain(
     cheaper = [one for one in everything if refusals[one.name] and prices[one.name] <= bound]
     cheaper = cheapest_first(cheaper, everything)[::-1]
     limit = max(0, min(limit, _MOST))
-    told = book.told if book is not None else None
+    answer = book.answer if book is not None else None
     sources = book.source.sources if book is not None else None
     bundled = sources.bundled if sources is not None else "the cloud"
     return SizeChoice(
@@ -53,10 +53,10 @@ def explain(
         fitting_count=len(fitting),
         cheaper=tuple(_shown(one, prices, refusals[one.name]) for one in cheaper[:limit]),
         cheaper_count=len(cheaper),
-        offers_from=sources.offers if sources is not None and told and told.offers_at else bundled,
-        offers_at=told.offers_at if told is not None else 0.0,
-        prices_from=sources.prices if sources is not None and told and told.prices_at else bundled,
-        prices_at=told.prices_at if told is not None else 0.0,
+        offers_from=sources.offers if sources is not None and answer and answer.offers_at else bundled,
+        offers_at=answer.offers_at if answer is not None else 0.0,
+        prices_from=sources.prices if sources is not None and answer and answer.prices_at else bundled,
+        prices_at=answer.prices_at if answer is not None else 0.0,
         currency=sources.currency if sources is not None else "USD",
     )
 

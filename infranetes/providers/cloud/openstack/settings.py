@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import attrs
 
 from infranetes.providers.cloud.openstack.names import ID, NAME
-from infranetes.providers.cloud.settings import CloudSettings, all_of, given, matching
+from infranetes.providers.cloud.settings import CloudSettings, all_of, matching, not_empty
 from infranetes_common import config_outside as outside
 
 _is_name = matching(NAME, "a name or an id")
@@ -19,11 +19,12 @@ _are_names = all_of(NAME, "names or ids")
 class Settings(CloudSettings):
     """The table `providers.openstack`."""
 
-    cloud: str = attrs.field(validator=[given, matching(NAME, "a cloud's name")])  # an entry of clouds.yaml
+    # An entry of clouds.yaml.
+    cloud: str = attrs.field(validator=[not_empty, matching(NAME, "a cloud's name")])
     clouds_file: str = ""  # empty: clouds.yaml where OpenStack's other clients look for it
     region: str = attrs.field(default="", validator=_is_name)  # empty: as clouds.yaml says
-    image: str = attrs.field(validator=[given, _is_name])  # the image of a guest with our agent
-    network: str = attrs.field(validator=[given, _is_name])  # from which pods get their addresses
+    image: str = attrs.field(validator=[not_empty, _is_name])  # the image of a guest with our agent
+    network: str = attrs.field(validator=[not_empty, _is_name])  # from which pods get their addresses
     security_groups: tuple[str, ...] = attrs.field(default=(), validator=_are_names)
     zones: tuple[str, ...] = attrs.field(default=(), validator=all_of(NAME, "availability zones"))
     server_group: str = attrs.field(default="", validator=matching(ID, "a server group's id"))

@@ -71,11 +71,11 @@ class Vms:
     """The VMs that disks are attached to.
 
     :ivar check_started: raises Unavailable unless the provider has started.
-    :ivar known: returns what the cloud said last of a VM. :ivar get: returns what it says now; raises
+    :ivar cached: returns what the cloud said last of a VM. :ivar get: returns what it says now; raises
         NotFound."""
 
     check_started: Callable[[], None]
-    known: Callable[[str], CloudVM | None]
+    cached: Callable[[str], CloudVM | None]
     get: Callable[[str], Awaitable[CloudVM]]
 
 
@@ -349,7 +349,7 @@ class CloudVolumes(Generic[D]):
 
         :raise NotFound: there is no such VM. :raise Unavailable: it does not run."""
         self._vms.check_started()
-        vm = self._vms.known(vm_id)
+        vm = self._vms.cached(vm_id)
         if now or vm is None or vm.state is not InstanceState.RUNNING:
             vm = await self._vms.get(vm_id)
         if vm.state is not InstanceState.RUNNING:
@@ -357,7 +357,7 @@ class CloudVolumes(Generic[D]):
 
     async def _is_gone(self, vm_id: str) -> bool:
         """Return whether a VM certainly no longer runs. That is not known for another node's VM."""
-        vm = self._vms.known(vm_id)
+        vm = self._vms.cached(vm_id)
         if vm is not None and vm.state is not InstanceState.ENDED:
             return False
         try:

@@ -50,13 +50,13 @@ def clone(
     network: DataObject,
     created_at: float,
     host: ManagedObject | None = None,
-    given: Network | None = None,
+    pod_network: Network | None = None,
 ) -> DataObject:
     """Return the CloneSpec of a VM that is powered on, with its tags and identity from its first moment.
 
     :param datastore: None: the template's. :param network: the backing of its network card.
     :param created_at: in seconds since 1970.
-    :param host: None: vCenter chooses. :param given: the identity's network; None: DHCP gives an address.
+    :param host: None: vCenter chooses. :param pod_network: the pod's; None: DHCP gives an address.
     :raise CloudError: the identity is too large."""
     if len(request.identity) > MAX_IDENTITY:
         raise CloudError(ErrorKind.INVALID, "the VM's identity is larger than guestinfo may be")
@@ -67,15 +67,16 @@ def clone(
         CREATED: f"{created_at:.3f}",
         IDENTITY: base64.b64encode(request.identity).decode(),
         DISK_UUIDS: "TRUE",
-        **({ADDRESS: given.address.partition("/")[0], STATIC: "true"} if given is not None else {}),
     }
+    if pod_network is not None:
+        extra |= {ADDRESS: pod_network.address.partition("/")[0], STATIC: "true"}
     config = vim.vm.ConfigSpec(
         numCPUs=cpus,
         numCoresPerSocket=1,
         memoryMB=mib,
         annotation=f"Sandbox {request.tags.get(SANDBOX, '')} of Infranetes, which makes and ends this VM",
         extraConfig=options(extra),
-        deviceChange=[_card(template.card, network, given.mac if given is not None else "")],
+        deviceChange=[_card(template.card, network, pod_network.mac if pod_network is not None else "")],
     )
     where = vim.vm.RelocateSpec(pool=pool)
     if datastore is not None:

@@ -48,7 +48,7 @@ class Tags:
     sandbox_id: str
     token: str
     created_at: float
-    given: str = ""  # the address that the node has given it
+    address: str = ""  # the address that the node has given it
 
 
 class VMs:
@@ -117,7 +117,7 @@ class VMs:
 
     def _given(self, node: Node) -> str:
         tags = self._tags.get(node.id)
-        return tags.given if tags is not None else ""
+        return tags.address if tags is not None else ""
 
     def _thd_get(self, driver: Driver, folder: Entity, name: str) -> Node | None:
         """Return a VM of ours by its original name, even if it was renamed."""
@@ -203,7 +203,7 @@ class VMs:
             sandbox_id=launch.sandbox_id,
             token=_token_of(launch.name),
             created_at=launch.created_at,
-            given=launch.address,
+            address=launch.address,
         )
 
     # ---- States
@@ -263,7 +263,7 @@ class VMs:
     def _thd_power_on(self, driver: Driver, name: str, node: Node) -> Launch:
         """Power a VM on for the first time."""
         tags = self._tags[node.id]
-        launch = Launch(name, tags.sandbox_id, tags.created_at, _size(node), address=tags.given)
+        launch = Launch(name, tags.sandbox_id, tags.created_at, _size(node), address=tags.address)
         fault = self._launches._thd_begin(launch, lambda: driver.start_node(node))
         if fault is not None and fault.kind is not ErrorKind.TRANSIENT:
             # A transient fault means that the VM is still being cloned, or already on.
@@ -336,7 +336,7 @@ def _tags_in(extra: dict[str, str]) -> Tags:
         sandbox_id=extra.get(SANDBOX, ""),
         token=extra.get(TOKEN, ""),
         created_at=created,
-        given=_ipv4(extra.get(specs.ADDRESS, "")),
+        address=_ipv4(extra.get(specs.ADDRESS, "")),
     )
 
 

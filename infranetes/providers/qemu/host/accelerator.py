@@ -88,20 +88,20 @@ async def probe_kernel(
 
 
 async def choose(
-    reactor: IReactor, wanted: str, qemu: str, version: str, user: QemuUser, kernel: Path, cache: Path
+    reactor: IReactor, accelerator: str, qemu: str, version: str, user: QemuUser, kernel: Path, cache: Path
 ) -> tuple[str, str]:
     """Choose kvm or tcg, and say why.
 
-    :param wanted: kvm, tcg or auto. :param kernel: the guest image's.
+    :param accelerator: kvm, tcg or auto. :param kernel: the guest image's.
     :param cache: the file that the last result is kept in.
     :raise FailedPrecondition: kvm is wanted and does not work.
     """
-    if wanted == "tcg":
+    if accelerator == "tcg":
         return "tcg", "as configured"
     reason = await _kvm_fault(reactor, qemu, version, user, kernel, cache)
     if not reason:
         return "kvm", "a guest proved that it works"
-    if wanted == "kvm":
+    if accelerator == "kvm":
         raise FailedPrecondition(
             f"KVM is configured and does not work here: {reason}; set accelerator to auto"
         )

@@ -82,15 +82,15 @@ class BridgeUplink:
 class NamespaceUplink:
     """Taps take the place of links in the namespaces that VMs' records name. See `Uplink`.
 
-    :param wanted: whether there will be such VMs.
+    :param in_use: whether there will be such VMs.
     """
 
-    def __init__(self, namespaces: Namespaces, wanted: bool) -> None:
+    def __init__(self, namespaces: Namespaces, in_use: bool) -> None:
         self._namespaces = namespaces
-        self._wanted = wanted
+        self._in_use = in_use
 
     async def prepare(self) -> None:
-        if self._wanted:
+        if self._in_use:
             await self._namespaces.self_test()
 
     async def addresses(self, vm: Vm) -> Sequence[str]:

@@ -78,18 +78,18 @@ class PluggedMemory:
         self._seconds = seconds
 
     async def change(
-        self, monitor: VmConnections, pieces: Sequence[Piece], wanted: int, guest: IGuest | None
+        self, monitor: VmConnections, pieces: Sequence[Piece], target_mib: int, guest: IGuest | None
     ) -> None:
-        """Give a VM `wanted` MiB in pieces; at least, if there is no guest to ask.
+        """Give a VM `target_mib` MiB in pieces; at least, if there is no guest to ask.
 
         :raise InfranetesError: it has what it had, as far as QEMU and the guest go along.
         """
         await _forget_unused(monitor, pieces)
         has = sum(piece.mib for piece in pieces)
-        if wanted > has:
-            await self._add(monitor, pieces, wanted - has)
-        elif wanted < has and guest is not None:
-            await self._take(monitor, pieces, has - wanted, guest)
+        if target_mib > has:
+            await self._add(monitor, pieces, target_mib - has)
+        elif target_mib < has and guest is not None:
+            await self._take(monitor, pieces, has - target_mib, guest)
 
     async def _add(self, monitor: VmConnections, pieces: Iterable[Piece], mib: int) -> None:
         """Plug in one piece, whose names none of `pieces` has."""

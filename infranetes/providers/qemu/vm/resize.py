@@ -40,7 +40,7 @@ class _Cpu:
     path: str  # the path of the object in QEMU; "": there is none
 
     @property
-    def there(self) -> bool:
+    def plugged(self) -> bool:
         return bool(self.path)
 
     @property
@@ -65,7 +65,7 @@ class _Hardware:
     @property
     def more(self) -> Hotplug:
         """The hardware beyond the template's."""
-        return Hotplug(sum(cpu.there for cpu in self.cpus) - 1, sum(piece.mib for piece in self.pieces))
+        return Hotplug(sum(cpu.plugged for cpu in self.cpus) - 1, sum(piece.mib for piece in self.pieces))
 
 
 class Resizer:
@@ -93,7 +93,7 @@ class Resizer:
                 await shielded(self._take(vm, monitor, hardware, plugged))
                 raise
             if size.cpu_millis:
-                surplus = [cpu for cpu in hardware.cpus if cpu.there and cpu.core > wanted.cpus]
+                surplus = [cpu for cpu in hardware.cpus if cpu.plugged and cpu.core > wanted.cpus]
                 await self._take(vm, monitor, hardware, [cpu.device for cpu in reversed(surplus)])
             has = (await _read(monitor, vm)).more
             if guest is not None and size.cpu_millis and hardware.emulated:
@@ -107,7 +107,7 @@ class Resizer:
     ) -> Sequence[str]:
         """Plug in what is missing, all or none; return what was plugged in."""
         added: list[str] = []
-        missing = [cpu for cpu in hardware.cpus if not cpu.there][: max(0, wanted - hardware.more.cpus)]
+        missing = [cpu for cpu in hardware.cpus if not cpu.plugged][: max(0, wanted - hardware.more.cpus)]
         try:
             for cpu in missing:
                 # QEMU may still hold the name of a processor that was taken out.

@@ -85,16 +85,16 @@ def _own(template: CommandLine, size: Size, settings: QemuSettings) -> int:
     return max(settings.guest_memory, size.overhead_bytes - _beside(template, settings))
 
 
-def disk_size(template: CommandLine, wanted: int, most: int) -> int:
-    """Bytes of the disk for a pod that asks for `wanted` bytes; 0: it does not ask.
+def disk_size(template: CommandLine, requested: int, most: int) -> int:
+    """Bytes of the disk for a pod that asks for `requested` bytes; 0: it does not ask.
 
     :raise InvalidArgument: less than the template's, or more than `most`.
     """
     least = template.disk_mib * MIB
-    if wanted and not least <= wanted <= max(least, most):
+    if requested and not least <= requested <= max(least, most):
         raise InvalidArgument(
-            f"annotation {PREFIX}disk: {wanted >> 20}Mi: disks of this node's VMs have "
+            f"annotation {PREFIX}disk: {requested >> 20}Mi: disks of this node's VMs have "
             f"{template.disk_mib}Mi at least and {max(least, most) >> 20}Mi at most "
             "(providers.qemu.disk, max_disk)"
         )
-    return wanted or least
+    return requested or least

@@ -17,7 +17,7 @@ from infranetes.providers.cloud.azure.offers import AzureOffers
 from infranetes.providers.cloud.azure.prices import Item, price_of, prices_of
 from infranetes.providers.cloud.azure.resources import Sku, Status, VmProperties
 from infranetes.providers.cloud.azure.settings import Settings
-from infranetes.providers.cloud.azure.sizes import Wanted, offers
+from infranetes.providers.cloud.azure.sizes import Requirements, offers
 from infranetes.providers.cloud.azure.states import state_of
 from infranetes.providers.cloud.interface import Cloud, ErrorKind
 from infranetes.providers.cloud.offers.book import OfferBook
@@ -166,8 +166,8 @@ class StateTests(SynchronousTestCase):
 class SizeTests(SynchronousTestCase):
     def found(self, generation: str = "V1", **changes: Any) -> dict[str, Any]:
         skus = [cast(Sku, {**each, **changes}) for each in azure_resources.skus()]
-        wanted = Wanted(LOCATION, generation, premium=True, zonal=True)
-        return {each.name: each for each in offers(skus, wanted)}
+        requirements = Requirements(LOCATION, generation, premium=True, zonal=True)
+        return {each.name: each for each in offers(skus, requirements)}
 
     def test_what_boots_the_image_and_may_be_had(self) -> None:
         usable = {"Standard_B1ls", "Standard_B1s", "Standard_B2s", "Standard_D2s_v5", "Standard_D4s_v5"}
@@ -193,9 +193,9 @@ class SizeTests(SynchronousTestCase):
 
     def test_without_zones_they_do_not_matter(self) -> None:
         skus = [cast(Sku, {**each, "locationInfo": []}) for each in azure_resources.skus()]
-        found = offers(skus, Wanted(LOCATION, "V1", premium=False, zonal=False))
+        found = offers(skus, Requirements(LOCATION, "V1", premium=False, zonal=False))
         self.assertEqual({each.zones for each in found}, {()})
-        self.assertEqual(offers(skus, Wanted(LOCATION, "V1", premium=False, zonal=True)), [])
+        self.assertEqual(offers(skus, Requirements(LOCATION, "V1", premium=False, zonal=True)), [])
 
 
 # Azure's answers for eastus and, the last two, westeurope, as others have published them from 2021 to 2026:

@@ -101,7 +101,7 @@ class FileTests(BookCase, SynchronousTestCase):
         self.assertEqual(self.path.stat().st_mode & 0o777, 0o600)
         self.open()
         self.assertEqual(self.book._thd_load(), "")
-        self.assertEqual((self.book.told.offers_at, self.book.told.prices_at), (1e9, 1e9 + 5))
+        self.assertEqual((self.book.answer.offers_at, self.book.answer.prices_at), (1e9, 1e9 + 5))
         self.assertEqual(
             self.book.offers,
             (attrs.evolve(SMALL, price=0.1, priced_by="the list"), attrs.evolve(LARGE)),
@@ -142,7 +142,7 @@ class FileTests(BookCase, SynchronousTestCase):
             self.path.write_bytes(content)
             self.open()
             self.assertIn(str(self.path), self.book._thd_load())
-            self.assertEqual((self.book.offers, self.book.told.offers_at), ((), 0.0))
+            self.assertEqual((self.book.offers, self.book.answer.offers_at), ((), 0.0))
 
     def test_a_file_of_another_region_or_release_is_not_used(self) -> None:
         self.book._thd_keep(offers=[SMALL])
@@ -162,7 +162,7 @@ class FileTests(BookCase, SynchronousTestCase):
         self.assertEqual([one.name for one in self.book.offers], ["a.large"])
         prices = {"a.large": float("nan"), "b": -1.0, "c": float("inf"), "d": 0.0, "e": 1e9, "f": 1.0}
         self.book._thd_keep(prices=prices)
-        self.assertEqual(self.book.told.prices, {"f": 1.0})
+        self.assertEqual(self.book.answer.prices, {"f": 1.0})
         self.assertRaises(CloudError, self.book._thd_keep, offers=odd)
         self.assertRaises(CloudError, self.book._thd_keep, prices={"b": -1.0})
         self.assertEqual([one.name for one in self.book.offers], ["a.large"])
@@ -255,7 +255,7 @@ class RefreshTests(BookCase, TestCase):
         self.assertEqual(set(self.refresh.trouble), {"sizes", "prices"})
         self.source.failing = set()
         await start(self.refresh.refresh(1.0))
-        self.assertEqual((self.refresh.trouble, self.book.told.offers_at), ({}, self.now))
+        self.assertEqual((self.refresh.trouble, self.book.answer.offers_at), ({}, self.now))
 
     async def test_bundled_ones_serve_where_the_cloud_has_never_told(self) -> None:
         self.source.failing = {"types", "prices"}
@@ -298,7 +298,7 @@ class RefreshTests(BookCase, TestCase):
         while self.source.asked.count("types") < 4:
             await sleep(reactor, 0.01)
         self.source.failing = set()
-        while not self.book.told.prices_at:
+        while not self.book.answer.prices_at:
             await sleep(reactor, 0.01)
         self.refresh.stop()
         running.addErrback(lambda _: None).cancel()
