@@ -28,14 +28,14 @@ def refuse(present: bool, field: str, what: str) -> None:
         raise InvalidArgument(f"{field}: {what} is not supported by this runtime; leave it out")
 
 
-def capabilities(wanted: cri.Capability) -> tuple[list[str], list[str]]:
+def capabilities(requested: cri.Capability) -> tuple[list[str], list[str]]:
     """Return the capabilities to add and to drop.
 
     A name in both lists is dropped; dropping ALL keeps the added ones.
 
     :raise InvalidArgument: a name can't be a capability's."""
-    drop = [capability(name) for name in wanted.drop_capabilities]
-    add = [capability(name) for name in wanted.add_capabilities]
+    drop = [capability(name) for name in requested.drop_capabilities]
+    add = [capability(name) for name in requested.add_capabilities]
     return [name for name in add if name not in drop], drop
 
 

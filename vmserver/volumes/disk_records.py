@@ -33,10 +33,10 @@ class DiskRecords:
     def __init__(self, base: Path) -> None:
         self._base = base
 
-    def save(self, wanted: DiskMount) -> None:
+    def save(self, disk: DiskMount) -> None:
         """Record how a disk is mounted. Idempotent. :raise FailedPrecondition: it can't be written."""
-        path = self._path(wanted.serial)
-        content = json.dumps(attrs.asdict(wanted))
+        path = self._path(disk.serial)
+        content = json.dumps(attrs.asdict(disk))
         try:
             if path.exists() and path.read_text() == content:
                 return

@@ -72,8 +72,8 @@ class PodDisks:
 
     async def restore(self) -> None:
         """Mount the disks that were mounted before a reboot of the VM; retry failures in the background."""
-        wanted = await run_in_thread(self._reactor, self._thd_records)
-        left = await self._restored(wanted)
+        disks = await run_in_thread(self._reactor, self._thd_records)
+        left = await self._restored(disks)
         if left:
             self._restoring = start(self._restore(left))
             self._restoring.addErrback(lambda failure: None)
@@ -90,10 +90,10 @@ class PodDisks:
             if not left:
                 return
 
-    async def _restored(self, wanted: list[DiskMount]) -> list[DiskMount]:
+    async def _restored(self, disks: list[DiskMount]) -> list[DiskMount]:
         """Mount disks; return those that could not be mounted."""
         left = []
-        for one in wanted:
+        for one in disks:
             try:
                 await shielded(self._mount_again(one))
             except InfranetesError as error:
@@ -101,12 +101,12 @@ class PodDisks:
                 _log.error("disk {serial} is not mounted again: {error}", serial=one.serial, error=error)
         return left
 
-    async def _mount_again(self, wanted: DiskMount) -> None:
+    async def _mount_again(self, disk: DiskMount) -> None:
         async with self._lock:
             # The disk may have been unmounted meanwhile.
-            if wanted in await run_in_thread(self._reactor, self._records.load):
-                await self._mount(wanted, RESTORE_SECONDS)
-                _log.info("disk {serial} is mounted again", serial=wanted.serial)
+            if disk in await run_in_thread(self._reactor, self._records.load):
+                await self._mount(disk, RESTORE_SECONDS)
+                _log.info("disk {serial} is mounted again", serial=disk.serial)
 
     def _thd_records(self) -> list[DiskMount]:
         """Return the records of disks to mount again, after removing their stale mount points."""
@@ -115,36 +115,36 @@ class PodDisks:
             _remove_mount_point(self._point(one.serial))
         return found
 
-    async def mount(self, wanted: DiskMount) -> None:
+    async def mount(self, disk: DiskMount) -> None:
         """Mount a disk, with a file system made on it if it is blank. Idempotent.
 
         It goes on when this is cancelled: half a file system could be neither mounted nor made again.
 
         :raise Unavailable: it does not appear. :raise FailedPrecondition: it holds something else."""
-        await shielded(self._mount_alone(wanted))
+        await shielded(self._mount_alone(disk))
 
-    async def _mount_alone(self, wanted: DiskMount) -> None:
+    async def _mount_alone(self, disk: DiskMount) -> None:
         async with self._lock:
-            await self._mount(wanted, APPEAR_SECONDS)
+            await self._mount(disk, APPEAR_SECONDS)
 
-    async def _mount(self, wanted: DiskMount, within: float) -> None:
-        point = self._point(wanted.serial)
-        if await run_in_thread(self._reactor, self._mark(wanted.serial).exists):
+    async def _mount(self, disk: DiskMount, within: float) -> None:
+        point = self._point(disk.serial)
+        if await run_in_thread(self._reactor, self._mark(disk.serial).exists):
             raise FailedPrecondition(
-                f"disk {wanted.serial} is a raw device of a container, so it can't be mounted as well"
+                f"disk {disk.serial} is a raw device of a container, so it can't be mounted as well"
             )
-        device = await self._appeared(wanted.serial, within)
+        device = await self._appeared(disk.serial, within)
         fills_disk = False
         if not await run_in_thread(self._reactor, os.path.ismount, point):
-            fills_disk = await self._check_content(wanted, device)
-            await run_in_thread(self._reactor, self._records.save, wanted)
-            await run_in_thread(self._reactor, _thd_mount, wanted, device, point)
-        if wanted.read_only:
+            fills_disk = await self._check_content(disk, device)
+            await run_in_thread(self._reactor, self._records.save, disk)
+            await run_in_thread(self._reactor, _thd_mount, disk, device, point)
+        if disk.read_only:
             return
         if not fills_disk:
-            await self._grow(device, wanted.filesystem, point)
-        if wanted.group is not None:
-            await run_in_thread(self._reactor, filesystems.give_to_group, str(point), wanted.group)
+            await self._grow(device, disk.filesystem, point)
+        if disk.group is not None:
+            await run_in_thread(self._reactor, filesystems.give_to_group, str(point), disk.group)
 
     async def find(self, serial: str) -> str:
         """Wait for a disk that containers use as a device, and return the device. Until `unmount`, the disk
@@ -219,17 +219,17 @@ class PodDisks:
                 )
             await sleep(self._reactor, next(pauses))
 
-    async def _check_content(self, wanted: DiskMount, device: str) -> bool:
+    async def _check_content(self, disk: DiskMount, device: str) -> bool:
         """Make a file system on a blank disk, or on one on which this was begun; `making` has the cases.
         Return whether one was made.
 
         :raise FailedPrecondition: it holds something other than such a file system."""
-        if await run_in_thread(self._reactor, filesystems.begins_as, device, wanted.filesystem):
+        if await run_in_thread(self._reactor, filesystems.begins_as, device, disk.filesystem):
             # Leave it to the kernel to find out whether the file system is whole: running a program takes
             # long.
-            if not await run_in_thread(self._reactor, _is_half_made, wanted, device):
+            if not await run_in_thread(self._reactor, _is_half_made, disk, device):
                 return False
-            found, begun, blank = wanted.filesystem, True, False
+            found, begun, blank = disk.filesystem, True, False
         else:
             # Don't run blkid on a disk that is all zeros: it would find nothing, and each program takes long.
             blank = await run_in_thread(self._reactor, filesystems.is_blank, device)
@@ -237,20 +237,20 @@ class PodDisks:
             begun = (
                 not blank
                 and not found
-                and await run_in_thread(self._reactor, making.is_marked, device, wanted.serial)
+                and await run_in_thread(self._reactor, making.is_marked, device, disk.serial)
             )
         if not begun and not blank:
             raise FailedPrecondition(
-                f"the volume holds {found or 'something that is no file system'} where {wanted.filesystem} "
+                f"the volume holds {found or 'something that is no file system'} where {disk.filesystem} "
                 "is asked for: it is not formatted. Ask for what it holds, or make it all zeros if nothing "
                 "of it is needed"
             )
-        if wanted.read_only:
+        if disk.read_only:
             raise FailedPrecondition("the volume is empty, and no file system can be made read-only")
         if not begun:
-            await run_in_thread(self._reactor, making.mark, device, wanted.serial)
-        await filesystems.make(self._reactor, device, wanted.filesystem, again=begun)
-        await run_in_thread(self._reactor, making.unmark, device, wanted.serial)
+            await run_in_thread(self._reactor, making.mark, device, disk.serial)
+        await filesystems.make(self._reactor, device, disk.filesystem, again=begun)
+        await run_in_thread(self._reactor, making.unmark, device, disk.serial)
         return True
 
     async def _grow(self, device: str, filesystem: str, point: Path) -> None:
@@ -314,8 +314,8 @@ class PodDisks:
         self._disks.forget(device)
 
 
-def _is_half_made(wanted: DiskMount, device: str) -> bool:
-    return filesystems.is_unused(device, wanted.filesystem) and making.is_marked(device, wanted.serial)
+def _is_half_made(disk: DiskMount, device: str) -> bool:
+    return filesystems.is_unused(device, disk.filesystem) and making.is_marked(device, disk.serial)
 
 
 def _thd_set_owner(device: str) -> None:
@@ -325,16 +325,16 @@ def _thd_set_owner(device: str) -> None:
         os.chmod(device, _MODE)
 
 
-def _thd_mount(wanted: DiskMount, device: str, point: Path) -> None:
+def _thd_mount(disk: DiskMount, device: str, point: Path) -> None:
     flags = Flag.NO_DEVICES
-    for option in wanted.options:
+    for option in disk.options:
         flags |= OPTIONS[option]
-    if wanted.read_only:
+    if disk.read_only:
         flags |= Flag.READ_ONLY
-    options = filesystems.options_of(wanted.filesystem, wanted.options)
+    options = filesystems.options_of(disk.filesystem, disk.options)
     point.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        mount(device, str(point), wanted.filesystem, Flag(flags), options)
+        mount(device, str(point), disk.filesystem, Flag(flags), options)
     except InfranetesError:
         _remove_mount_point(point)
         raise

@@ -83,24 +83,24 @@ class NfsMounts:
         The node has the exports mounted again. Idempotent."""
         await run_in_thread(self._reactor, self._thd_remove_mount_points)
 
-    async def mount(self, container: str, wanted: NfsMount) -> str:
+    async def mount(self, container: str, nfs_mount: NfsMount) -> str:
         """Mount for a container that is created next; return the volume's id. Idempotent.
 
         :raise DeadlineExceeded: the server does not answer; ask again.
         :raise FailedPrecondition: it can't be reached, refuses, or this kernel can't.
         :raise ResourceExhausted: this machine has too many."""
         attempt = _Attempt()
-        self._names[wanted.id] = f"the NFS server of {wanted.source[:200]} at {wanted.address}"
-        there = wanted.id in await run_in_thread(self._reactor, self._thd_mounted)
+        self._names[nfs_mount.id] = f"the NFS server of {nfs_mount.source[:200]} at {nfs_mount.address}"
+        there = nfs_mount.id in await run_in_thread(self._reactor, self._thd_mounted)
         seconds = ANSWER_SECONDS if there else MOUNT_SECONDS
         try:
             await self._name_client()
-            await self._lanes.run(wanted.id, seconds, self._thd_mount_for, container, wanted, attempt)
+            await self._lanes.run(nfs_mount.id, seconds, self._thd_mount_for, container, nfs_mount, attempt)
         except DeadlineExceeded:
-            raise self._no_answer(wanted.id) from None
+            raise self._no_answer(nfs_mount.id) from None
         finally:
             attempt.over = True
-        return wanted.id
+        return nfs_mount.id
 
     async def place(self, host_path: str, work: Callable[[], T]) -> T:
         """Return the result of `work()`, which accesses what a mount's `host_path` names.
@@ -184,26 +184,26 @@ class NfsMounts:
                     "{path} could not be removed: {error}", path=str(top / DIRECTORY), error=error.strerror
                 )
 
-    def _thd_mount_for(self, container: str, wanted: NfsMount, attempt: _Attempt) -> None:
+    def _thd_mount_for(self, container: str, nfs_mount: NfsMount, attempt: _Attempt) -> None:
         there = self._thd_mounted()
-        users, point = self._base / wanted.id / USERS, self._point(wanted.id)
-        if wanted.id in there:
-            self._thd_ask(wanted.id)
+        users, point = self._base / nfs_mount.id / USERS, self._point(nfs_mount.id)
+        if nfs_mount.id in there:
+            self._thd_ask(nfs_mount.id)
         elif len(there) >= MAX_MOUNTS:
             raise ResourceExhausted(f"this VM has {MAX_MOUNTS} NFS mounts: a pod can have no more")
-        for directory in (users, *(() if wanted.id in there else (point,))):
+        for directory in (users, *(() if nfs_mount.id in there else (point,))):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         (users / container).touch(mode=0o600)
-        if wanted.id in there:
+        if nfs_mount.id in there:
             return
         try:
-            self._mount(wanted, point)
+            self._mount(nfs_mount, point)
         except OSError as error:
-            self._thd_forget(wanted.id, container)
-            raise _refusal(error, wanted) from None
+            self._thd_forget(nfs_mount.id, container)
+            raise _refusal(error, nfs_mount) from None
         if attempt.over:
             (users / container).unlink(missing_ok=True)
-            self._thd_unmount(wanted.id, used=False)
+            self._thd_unmount(nfs_mount.id, used=False)
 
     def _thd_place(self, id: str, work: Callable[[], T]) -> T:
         if id in self._thd_mounted():
@@ -250,13 +250,13 @@ class NfsMounts:
                 directory.rmdir()
 
 
-def _thd_mount(wanted: NfsMount, at: Path) -> None:
+def _thd_mount(nfs_mount: NfsMount, at: Path) -> None:
     flags = Flag.NO_DEVICES
-    for option in MOUNT_FLAGS.keys() & set(wanted.options):
+    for option in MOUNT_FLAGS.keys() & set(nfs_mount.options):
         flags |= MOUNT_FLAGS[option]
-    own = ",".join(one for one in wanted.options if one not in MOUNT_FLAGS)
-    kind = "nfs" if wanted.version == "3" else "nfs4"
-    system_mount(wanted.source, str(at), kind, Flag(flags), own)
+    own = ",".join(one for one in nfs_mount.options if one not in MOUNT_FLAGS)
+    kind = "nfs" if nfs_mount.version == "3" else "nfs4"
+    system_mount(nfs_mount.source, str(at), kind, Flag(flags), own)
 
 
 def _thd_write_identifier(name: str) -> None:
@@ -265,8 +265,8 @@ def _thd_write_identifier(name: str) -> None:
         _IDENTIFIER.write_text(hashed)
 
 
-def _refusal(error: OSError, wanted: NfsMount) -> InfranetesError:
-    what = f"{wanted.source[:200]} can't be mounted from {wanted.address}"
+def _refusal(error: OSError, nfs_mount: NfsMount) -> InfranetesError:
+    what = f"{nfs_mount.source[:200]} can't be mounted from {nfs_mount.address}"
     if error.errno in (errno.EACCES, errno.EPERM):
         return FailedPrecondition(
             f"{what}: the server refuses this VM. What it exports has to be for the addresses of pods too "
@@ -277,7 +277,7 @@ def _refusal(error: OSError, wanted: NfsMount) -> InfranetesError:
     if error.errno == errno.ENODEV:
         return FailedPrecondition(f"{what}: this VM's kernel has no NFS; load its module into the image")
     if error.errno in (errno.EINVAL, errno.EPROTONOSUPPORT, errno.EPROTOTYPE, errno.EOPNOTSUPP):
-        options = ",".join(wanted.options)[:500]
+        options = ",".join(nfs_mount.options)[:500]
         return FailedPrecondition(
             f"{what} with {options}: this kernel or the server can't ({error.strerror})"
         )

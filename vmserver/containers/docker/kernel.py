@@ -43,12 +43,12 @@ class KernelLog:
         self._closed = True
         self._close_unless_reading()
 
-    async def corrected(self, found: ContainerInspect) -> ContainerInspect:
-        """Return `found`, with `OOMKilled` set if the kernel's log says so."""
-        if found["State"]["ExitCode"] != KILLED or found["State"]["OOMKilled"]:
-            return found
-        killed = await run_in_thread(self._reactor, self._thd_killed, found["Id"])
-        corrected, state = found.copy(), found["State"].copy()
+    async def corrected(self, container: ContainerInspect) -> ContainerInspect:
+        """Return `container`, with `OOMKilled` set if the kernel's log says so."""
+        if container["State"]["ExitCode"] != KILLED or container["State"]["OOMKilled"]:
+            return container
+        killed = await run_in_thread(self._reactor, self._thd_killed, container["Id"])
+        corrected, state = container.copy(), container["State"].copy()
         state["OOMKilled"] = killed
         corrected["State"] = state
         return corrected

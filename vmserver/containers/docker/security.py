@@ -97,22 +97,27 @@ def seccomp_profile(text: str) -> str:
     return json.dumps(profile)
 
 
-def namespaces(wanted: cri.NamespaceOption) -> dict[str, str]:
+def namespaces(options: cri.NamespaceOption) -> dict[str, str]:
     """Return PidMode and IpcMode. The VM's own IPC namespace serves both as the pod's and as the node's."""
-    refuse(wanted.network in (cri.CONTAINER, cri.TARGET), "namespace_options.network", "a network of its own")
-    refuse(wanted.ipc == cri.TARGET, "namespace_options.ipc", "another container's IPC")
-    users = wanted.userns_options
     refuse(
-        bool(users.uids or users.gids) or (wanted.HasField("userns_options") and users.mode != cri.NODE),
+        options.network in (cri.CONTAINER, cri.TARGET), "namespace_options.network", "a network of its own"
+    )
+    refuse(options.ipc == cri.TARGET, "namespace_options.ipc", "another container's IPC")
+    users = options.userns_options
+    refuse(
+        bool(users.uids or users.gids) or (options.HasField("userns_options") and users.mode != cri.NODE),
         "namespace_options.userns_options",
         "a user namespace",
     )
-    if wanted.pid == cri.TARGET and not wanted.target_id:
+    if options.pid == cri.TARGET and not options.target_id:
         raise InvalidArgument("namespace_options.target_id: empty, but pid is TARGET")
     pid_modes: dict[int, str] = {
         cri.POD: f"container:{INIT_NAME}",
         cri.NODE: "host",
         cri.CONTAINER: "",
-        cri.TARGET: f"container:{container_name(wanted.target_id)}",
+        cri.TARGET: f"container:{container_name(options.target_id)}",
     }
-    return {"PidMode": pid_modes[wanted.pid], "IpcMode": "private" if wanted.ipc == cri.CONTAINER else "host"}
+    return {
+        "PidMode": pid_modes[options.pid],
+        "IpcMode": "private" if options.ipc == cri.CONTAINER else "host",
+    }

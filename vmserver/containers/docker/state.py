@@ -24,13 +24,13 @@ START_ERROR = 128  # the exit code that kubelet expects of a container that coul
 _RUNNING = ("running", "paused", "restarting")
 
 
-def container_state(found: ContainerInspect) -> messages.ContainerState:
+def container_state(container: ContainerInspect) -> messages.ContainerState:
     """Translate it."""
-    config, state, host = found["Config"], found["State"], found["HostConfig"]
+    config, state, host = container["Config"], container["State"], container["HostConfig"]
     result = messages.ContainerState(
         id=config["Labels"][LABEL_ID],
-        created_at=_time(found["Created"]),
-        image_id=found["Image"],
+        created_at=_time(container["Created"]),
+        image_id=container["Image"],
     )
     result.resources.CopyFrom(_resources(config["Labels"], host))
     status = state["Status"]

@@ -115,7 +115,7 @@ def limits_body(limits: cri.LinuxContainerResources) -> Request:
 
 
 def mounts(
-    wanted: Iterable[cri.Mount],
+    cri_mounts: Iterable[cri.Mount],
     files: Mapping[str, Path],
     exists: Callable[[str], bool],
     image_paths: Mapping[int, str] = MappingProxyType({}),
@@ -126,7 +126,7 @@ def mounts(
     """
     found = []
     taken = set()
-    for index, mount in enumerate(wanted):
+    for index, mount in enumerate(cri_mounts):
         field, target = mount_checks.field(mount), mount_checks.target(mount)
         refuse(bool(mount.uidMappings or mount.gidMappings), field, "an id-mapped mount")
         refuse(mount.recursive_read_only, field, "recursive_read_only")
@@ -150,10 +150,10 @@ def _bind(source: str, target: str, read_only: bool, propagation: str) -> Reques
     return {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only, "BindOptions": options}
 
 
-def devices(wanted: Iterable[cri.Device], exists: Callable[[str], bool]) -> list[Request]:
+def devices(cri_devices: Iterable[cri.Device], exists: Callable[[str], bool]) -> list[Request]:
     """Return HostConfig.Devices. :raise InvalidArgument: the VM lacks one, or the permissions are invalid."""
     found: list[Request] = []
-    for device in wanted:
+    for device in cri_devices:
         inside = device.container_path or device.host_path
         if not device.host_path.startswith("/") or not exists(device.host_path):
             raise device_checks.missing(device)

@@ -7,8 +7,8 @@ from vmserver.containers.docker.api import ContainerInspect
 from vmserver.stats.reader import UsageSource
 
 
-def usage_source(found: ContainerInspect) -> UsageSource:
+def usage_source(container: ContainerInspect) -> UsageSource:
     """Return a container's usage source. Only overlay2 has a directory of just the container's own files."""
-    driver = found.get("GraphDriver")
+    driver = container.get("GraphDriver")
     data = (driver.get("Data") if driver else None) or {}
-    return UsageSource(group=str(found.get("Id", "")), layer=str(data.get("UpperDir", "")))
+    return UsageSource(group=str(container.get("Id", "")), layer=str(data.get("UpperDir", "")))

@@ -31,7 +31,7 @@ from vmserver.containers.oci.lookup import look_up
 from vmserver.containers.oci.pod_processes import PodProcesses
 from vmserver.containers.oci.record import Record
 from vmserver.containers.oci.rootfs_paths import make_directory, make_file
-from vmserver.containers.oci.spec import Wanted, container_spec, pid_namespace
+from vmserver.containers.oci.spec import NewContainer, container_spec, pid_namespace
 from vmserver.containers.oci.user_namespaces import FIELD, UserNamespaces, wanted_by
 from vmserver.layers.images import LayerImages
 from vmserver.pod_settings import SEEN_BY_CONTAINERS
@@ -89,19 +89,19 @@ class Bundles:
         await self._files.make(container)
         paths = await self._files.volumes(config.mounts)
         await run_in_thread(self._reactor, _thd_make_names, container.root, self._sandbox_files, config)
-        found = await run_in_thread(
+        lookup = await run_in_thread(
             self._reactor, look_up, config, image, container.root, self._sandbox_files, paths
         )
         directories = await run_in_thread(
-            self._reactor, _thd_make_volumes, container.root, found.volumes, wanted_by(config)
+            self._reactor, _thd_make_volumes, container.root, lookup.volumes, wanted_by(config)
         )
-        wanted = Wanted(
+        new_container = NewContainer(
             container.id,
             config,
             sandbox_config,
             image,
             container.root,
-            found,
+            lookup,
             kernel,
             f"{CGROUPS}/{container.id}",
             self._target(config),
@@ -109,9 +109,9 @@ class Bundles:
             directories if config.linux.security_context.readonly_rootfs else {},
             user_namespace=await self._namespaces.of(config),
         )
-        spec = container_spec(wanted)
+        spec = container_spec(new_container)
         await self._load_profile(config, kernel)
-        user = found.user
+        user = lookup.user
         groups = list(dict.fromkeys((user.gid, *user.groups)))
         record.state.user.linux.CopyFrom(
             cri.LinuxContainerUser(uid=user.uid, gid=user.gid, supplemental_groups=groups)

@@ -51,24 +51,26 @@ def in_mask(mask: int) -> frozenset[str]:
     return frozenset(name for number, name in enumerate(NAMES) if mask & 1 << number)
 
 
-def container_capabilities(context: cri.LinuxContainerSecurityContext, known: frozenset[str]) -> Capabilities:
+def container_capabilities(
+    context: cri.LinuxContainerSecurityContext, supported: frozenset[str]
+) -> Capabilities:
     """Return the capabilities of a container's processes.
 
-    :param known: the capabilities that this machine can grant.
+    :param supported: the capabilities that this machine can grant.
     :raise InvalidArgument: a name is not a capability, or the machine can't grant it.
     """
-    wanted = context.capabilities
-    add, drop = security.capabilities(wanted)
+    requested = context.capabilities
+    add, drop = security.capabilities(requested)
     field = "add_ambient_capabilities"
-    ambient = [security.capability(name) for name in wanted.add_ambient_capabilities]
+    ambient = [security.capability(name) for name in requested.add_ambient_capabilities]
     for name in (*add, *ambient):
-        if name != security.ALL and name not in known:
+        if name != security.ALL and name not in supported:
             raise InvalidArgument(f"security_context.capabilities: this VM has no {name[:80]}")
     for name in drop:  # the machine may lack a capability that is dropped
         if name != security.ALL and name not in NAMES:
             raise InvalidArgument(f"security_context.capabilities: there is no {name[:80]}")
-    chosen = set(known) if context.privileged else _chosen(add, drop, known)
-    kept = set(known) if security.ALL in ambient else set(ambient)
+    chosen = set(supported) if context.privileged else _chosen(add, drop, supported)
+    kept = set(supported) if security.ALL in ambient else set(ambient)
     dropped = kept & (set(drop) if not context.privileged else set())
     if dropped:
         raise InvalidArgument(
@@ -77,12 +79,12 @@ def container_capabilities(context: cri.LinuxContainerSecurityContext, known: fr
     return Capabilities(_in_order(chosen | kept), _in_order(kept))
 
 
-def _chosen(add: list[str], drop: list[str], known: frozenset[str]) -> set[str]:
+def _chosen(add: list[str], drop: list[str], supported: frozenset[str]) -> set[str]:
     if security.ALL in add:
-        return set(known) - set(drop)
+        return set(supported) - set(drop)
     if security.ALL in drop:
         return set(add)
-    return ((set(known) & DEFAULT) - set(drop)) | set(add)
+    return ((set(supported) & DEFAULT) - set(drop)) | set(add)
 
 
 def _in_order(names: set[str]) -> tuple[str, ...]:

@@ -148,7 +148,7 @@ class Conmon:
         await run_in_thread(self._reactor, _unlink, container)
         launch = Launch(self._reactor, command, container.bundle, self._cgroup(container))
         try:
-            pid, message = await within(self._reactor, self._seconds, launch.told, "creating the container")
+            pid, message = await within(self._reactor, self._seconds, launch.result, "creating the container")
             if pid <= 0:
                 raise CannotRun(message, exit_code_of(message))
             process = self._process(container, pid)

@@ -56,7 +56,7 @@ class Node:
         return {"allow": True, "type": kind, "major": self.major, "minor": self.minor, "access": self.access}
 
 
-def find_devices(wanted: Iterable[cri.Device], privileged: bool) -> tuple[Node, ...]:
+def find_devices(cri_devices: Iterable[cri.Device], privileged: bool) -> tuple[Node, ...]:
     """Return the wanted devices, and all of the VM's for a privileged container. Blocks.
 
     A directory stands for the devices in it.
@@ -65,7 +65,7 @@ def find_devices(wanted: Iterable[cri.Device], privileged: bool) -> tuple[Node, 
     """
     files = iter(range(MAX_FILES))  # a counter
     found = {node.path: node for node in (_below("/dev", "/dev", "rwm", files) if privileged else ())}
-    for device in wanted:
+    for device in cri_devices:
         found.update((node.path, node) for node in _wanted(device, files))
     if len(found) > MAX_DEVICES:
         raise InvalidArgument(f"config.devices: more than {MAX_DEVICES}")

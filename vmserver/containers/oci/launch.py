@@ -35,7 +35,7 @@ _log = Logger()
 class Launch(ProcessProtocol):
     """A conmon until it has reported the result of the creation.
 
-    :ivar told: the pid of the container's first process, or -1 and why there is none.
+    :ivar result: the pid of the container's first process, or -1 and why there is none.
     :ivar going: fires once conmon was told to begin, or will not be.
     """
 
@@ -47,7 +47,7 @@ class Launch(ProcessProtocol):
         self._group = group
         self._said = bytearray()
         self._errors = bytearray()
-        self.told: Deferred[tuple[int, str]] = Deferred(lambda _: None)
+        self.result: Deferred[tuple[int, str]] = Deferred(lambda _: None)
         environment = {
             **ENVIRONMENT,
             "_OCI_SYNCPIPE": str(TOLD),
@@ -86,7 +86,7 @@ class Launch(ProcessProtocol):
         self._tell()  # conmon's report can't come any more
 
     def _tell(self) -> None:
-        if self.told.called:
+        if self.result.called:
             return
         try:
             said = json.loads(self._said.decode(errors="replace"), strict=False)
@@ -94,9 +94,9 @@ class Launch(ProcessProtocol):
         except (ValueError, KeyError, TypeError, AttributeError):
             errors = self._errors.decode(errors="replace").strip()
             reason = errors or "it ended without an error message; try again"
-            self.told.errback(Unavailable(f"conmon failed: {reason}"))
+            self.result.errback(Unavailable(f"conmon failed: {reason}"))
         else:
-            self.told.callback((pid, message))
+            self.result.callback((pid, message))
 
     def kill(self) -> None:
         """SIGKILL the started process if it still runs, but not the conmon that it has forked."""

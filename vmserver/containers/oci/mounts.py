@@ -30,7 +30,7 @@ _IMAGE_OPTIONS = ("ro", "nosuid", "nodev", "noexec")
 
 def container_mounts(
     config: cri.ContainerConfig,
-    found: Lookup,
+    lookup: Lookup,
     volumes: Mapping[str, Path],
     users: UserNamespace | None = None,
     mqueue: bool = True,
@@ -44,7 +44,7 @@ def container_mounts(
     """
     context = config.linux.security_context
     own: dict[str, Spec] = {}
-    for mount, source in zip(config.mounts, found.mounts, strict=True):
+    for mount, source in zip(config.mounts, lookup.mounts, strict=True):
         target = mount_checks.target(mount)
         if target in own:
             raise InvalidArgument(f"{mount_checks.field(mount)}: there is another mount at this path")
@@ -52,16 +52,16 @@ def container_mounts(
     for target, directory in volumes.items():
         own.setdefault(target, _bind(str(directory), target, "rprivate"))
     read_only = ("ro",) if context.readonly_rootfs else ()
-    for target, file in found.files.items():
+    for target, file in lookup.files.items():
         own.setdefault(target, _bind(file, target, "rprivate", *read_only))
     given = _given(context)
     if users is not None:
-        given = [*_given_in_user_namespace(given, context, users, mqueue), *_devices(found.devices)]
+        given = [*_given_in_user_namespace(given, context, users, mqueue), *_devices(lookup.devices)]
     given = [
         mount for mount in given if not any(_within(str(mount["destination"]), target) for target in own)
     ]
     for target, entry in own.items():
-        entry["destination"] = found.targets.get(target, target)
+        entry["destination"] = lookup.targets.get(target, target)
     ordered = sorted(own.values(), key=lambda mount: str(mount["destination"]).count("/"))
     wanted = {mount.propagation for mount in config.mounts}
     # Mounts propagate to a container only if its root mount is not private.

@@ -42,10 +42,10 @@ _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-tr
 
 
 @attrs.frozen
-class Wanted:
+class NewContainer:
     """The description of a container to create.
 
-    :param found: what `look_up` returned for `config`.
+    :param lookup: what `look_up` returned for `config`.
     :param cgroup: its path below the root of the cgroups, as /infranetes/ID.
     :param target_pid: with a pid namespace TARGET, the first process of that container; 0: it does not run.
     :param init_pid: with a pid namespace POD, the init of the pod's own.
@@ -58,7 +58,7 @@ class Wanted:
     sandbox_config: cri.PodSandboxConfig
     image: ImageDefaults
     rootfs: Path
-    found: Lookup
+    lookup: Lookup
     kernel: Kernel
     cgroup: str
     target_pid: int = 0
@@ -67,27 +67,27 @@ class Wanted:
     user_namespace: Path | None = None
 
 
-def container_spec(wanted: Wanted) -> Spec:
+def container_spec(container: NewContainer) -> Spec:
     """Return the config.json of a container.
 
     :raise InvalidArgument: something is malformed or not supported; names the field.
     :raise FailedPrecondition: the container whose processes it is to see does not run.
     """
-    config, found = wanted.config, wanted.found
+    config, lookup = container.config, container.lookup
     context = config.linux.security_context
     refuse(bool(config.CDI_devices), "config.CDI_devices", "a CDI device")
-    capabilities = container_capabilities(context, wanted.kernel.capabilities)
+    capabilities = container_capabilities(context, container.kernel.capabilities)
     users = wanted_by(config)
     if users is not None:
-        check_user(found.user, users)
+        check_user(lookup.user, users)
         check_capabilities(context.capabilities)
-    mounts, propagation = container_mounts(config, found, wanted.volumes, users, wanted.kernel.mqueue)
+    mounts, propagation = container_mounts(config, lookup, container.volumes, users, container.kernel.mqueue)
     return {
         "ociVersion": OCI_VERSION,
-        "process": _process(wanted, capabilities),
-        "root": {"path": str(wanted.rootfs), "readonly": context.readonly_rootfs},
+        "process": _process(container, capabilities),
+        "root": {"path": str(container.rootfs), "readonly": context.readonly_rootfs},
         "mounts": mounts,
-        "linux": _linux(wanted, capabilities, propagation),
+        "linux": _linux(container, capabilities, propagation),
     }
 
 
@@ -105,23 +105,23 @@ def process_spec(spec: Mapping[str, object], command: Sequence[str], tty: bool) 
     return {**process, "args": _texts("command", command), "terminal": tty, "env": environment}
 
 
-def _process(wanted: Wanted, capabilities: Capabilities) -> Spec:
-    config, user = wanted.config, wanted.found.user
+def _process(container: NewContainer, capabilities: Capabilities) -> Spec:
+    config, user = container.config, container.lookup.user
     context = config.linux.security_context
     process: Spec = {
         "terminal": config.tty,
         "user": _user(user),
-        "args": arguments(config, wanted.image),
-        "env": environment(config, wanted.image, wanted.found.hostname, user.home),
-        "cwd": _working_directory(config, wanted.image),
+        "args": arguments(config, container.image),
+        "env": environment(config, container.image, container.lookup.hostname, user.home),
+        "cwd": _working_directory(config, container.image),
         "capabilities": capabilities.sets(user.uid),
         "rlimits": [
-            {"type": kind, "soft": value, "hard": value} for kind, value in wanted.kernel.rlimits.items()
+            {"type": kind, "soft": value, "hard": value} for kind, value in container.kernel.rlimits.items()
         ],
         "noNewPrivileges": context.no_new_privs,
         "oomScoreAdj": config.linux.resources.oom_score_adj,
     }
-    if profile := profile_name(context, wanted.kernel):
+    if profile := profile_name(context, container.kernel):
         process["apparmorProfile"] = profile
     return process
 
@@ -175,16 +175,16 @@ def _texts(field: str, values: Sequence[str]) -> list[str]:
     return list(values)
 
 
-def _linux(wanted: Wanted, capabilities: Capabilities, propagation: str) -> Spec:
-    linux, kernel = wanted.config.linux, wanted.kernel
+def _linux(container: NewContainer, capabilities: Capabilities, propagation: str) -> Spec:
+    linux, kernel = container.config.linux, container.kernel
     context = linux.security_context
     resources = linux_resources(linux.resources, kernel)
-    resources["devices"] = _device_rules(wanted)
+    resources["devices"] = _device_rules(container)
     found: Spec = {
-        "namespaces": _namespaces(wanted),
-        "cgroupsPath": wanted.cgroup,
+        "namespaces": _namespaces(container),
+        "cgroupsPath": container.cgroup,
         "resources": resources,
-        "devices": [] if wanted.user_namespace else [node.device() for node in wanted.found.devices],
+        "devices": [] if container.user_namespace else [node.device() for node in container.lookup.devices],
         "personality": PERSONALITY,
     }
     if propagation:
@@ -196,18 +196,18 @@ def _linux(wanted: Wanted, capabilities: Capabilities, propagation: str) -> Spec
         found["maskedPaths"] = _paths("masked_paths", masked)
         found["readonlyPaths"] = _paths("readonly_paths", read_only)
     if context.namespace_options.ipc == cri.CONTAINER:
-        found["sysctl"] = ipc_sysctls(wanted.sandbox_config)
+        found["sysctl"] = ipc_sysctls(container.sandbox_config)
     seccomp = container_seccomp(context, capabilities.bounding, kernel)
     if seccomp is not None:
         found["seccomp"] = seccomp
     return found
 
 
-def _device_rules(wanted: Wanted) -> list[Spec]:
+def _device_rules(container: NewContainer) -> list[Spec]:
     """Return the rules for access to devices. crun adds rules for the devices of every container."""
-    if wanted.config.linux.security_context.privileged:
+    if container.config.linux.security_context.privileged:
         return [{"allow": True, "access": "rwm"}]
-    return [{"allow": False, "access": "rwm"}, *(node.rule() for node in wanted.found.devices)]
+    return [{"allow": False, "access": "rwm"}, *(node.rule() for node in container.lookup.devices)]
 
 
 def _paths(field: str, paths: Sequence[str]) -> list[str]:
@@ -217,11 +217,11 @@ def _paths(field: str, paths: Sequence[str]) -> list[str]:
     return list(paths)
 
 
-def _namespaces(wanted: Wanted) -> list[Spec]:
+def _namespaces(container: NewContainer) -> list[Spec]:
     """Return the namespaces that are not the VM's, whose others are the pod's.
 
     :raise InvalidArgument: one is not supported. :raise FailedPrecondition: the target does not run."""
-    options = wanted.config.linux.security_context.namespace_options
+    options = container.config.linux.security_context.namespace_options
     for field in ("network", "pid", "ipc"):
         if getattr(options, field) not in cri.NamespaceMode.values():
             raise InvalidArgument(f"namespace_options.{field}: {getattr(options, field)} is no mode")
@@ -230,24 +230,24 @@ def _namespaces(wanted: Wanted) -> list[Spec]:
     )
     refuse(options.ipc == cri.TARGET, "namespace_options.ipc", "another container's IPC")
     found: list[Spec] = [{"type": "mount"}]
-    if wanted.user_namespace is not None:
-        found.append({"type": "user", "path": str(wanted.user_namespace)})
-    if wanted.kernel.cgroup2:
+    if container.user_namespace is not None:
+        found.append({"type": "user", "path": str(container.user_namespace)})
+    if container.kernel.cgroup2:
         found.append({"type": "cgroup"})
     if options.ipc == cri.CONTAINER:
         found.append({"type": "ipc"})
     if options.pid == cri.CONTAINER:
         found.append({"type": "pid"})
     if options.pid == cri.POD:
-        found.append(pid_namespace(wanted.init_pid))
+        found.append(pid_namespace(container.init_pid))
     if options.pid == cri.TARGET:
         if not options.target_id:
             raise InvalidArgument("namespace_options.target_id: empty, but pid is TARGET")
-        if not wanted.target_pid:
+        if not container.target_pid:
             raise FailedPrecondition(
                 f"namespace_options.target_id: container {options.target_id[:80]} does not run"
             )
-        found.append(pid_namespace(wanted.target_pid))
+        found.append(pid_namespace(container.target_pid))
     return found
 
 

@@ -67,12 +67,12 @@ def check_user(user: ProcessUser, users: UserNamespace) -> None:
                 )
 
 
-def check_capabilities(wanted: cri.Capability) -> None:
-    """Check that `wanted` has no capability that requires ownership of the network namespace.
+def check_capabilities(capabilities: cri.Capability) -> None:
+    """Check that `capabilities` has no capability that requires ownership of the network namespace.
 
     :raise InvalidArgument: it has one; names it."""
     for field in ("add_capabilities", "add_ambient_capabilities"):
-        for name in getattr(wanted, field):
+        for name in getattr(capabilities, field):
             if security.capability(name) in _OF_NETWORK:
                 raise InvalidArgument(
                     f"security_context.capabilities.{field}: {name[:80]} has no effect in a user "

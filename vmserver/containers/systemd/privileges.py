@@ -97,9 +97,9 @@ def bounding() -> int:
     return 0
 
 
-def capabilities(wanted: cri.Capability) -> int:
+def capabilities(requested: cri.Capability) -> int:
     """Return the capabilities of an unprivileged container, as bits."""
-    added, dropped = _names(wanted.add_capabilities), _names(wanted.drop_capabilities)
+    added, dropped = _names(requested.add_capabilities), _names(requested.drop_capabilities)
     every = set(ALL_CAPABILITIES)
     base = set() if "ALL" in dropped else set(CAPABILITIES) - dropped
     return _capability_bits((base | (every - dropped if "ALL" in added else added)) - {"ALL"})

@@ -144,32 +144,32 @@ def _refuse(present: bool, field: str, what: str) -> None:
         raise InvalidArgument(f"{field}: {what} is not supported by the systemd provider; leave it out")
 
 
-def limits(wanted: cri.LinuxContainerResources) -> list[Property]:
+def limits(requested: cri.LinuxContainerResources) -> list[Property]:
     """Return the limits that can change while a container runs, without those that are 0 or empty.
 
     :raise InvalidArgument: a limit is out of range or not supported; names the field.
     """
-    resources.check(wanted)
+    resources.check(requested)
     found: list[Property] = []
-    if wanted.cpu_shares:
-        found.append(("CPUWeight", ("t", resources.cpu_weight(wanted.cpu_shares))))
-    if wanted.cpu_quota:
-        period = wanted.cpu_period or CPU_PERIOD
-        quota = INFINITY if wanted.cpu_quota < 0 else wanted.cpu_quota * 1_000_000 // period
+    if requested.cpu_shares:
+        found.append(("CPUWeight", ("t", resources.cpu_weight(requested.cpu_shares))))
+    if requested.cpu_quota:
+        period = requested.cpu_period or CPU_PERIOD
+        quota = INFINITY if requested.cpu_quota < 0 else requested.cpu_quota * 1_000_000 // period
         found.append(("CPUQuotaPerSecUSec", ("t", quota)))
         found.append(("CPUQuotaPeriodUSec", ("t", period)))
-    memory, swap = wanted.memory_limit_in_bytes, wanted.memory_swap_limit_in_bytes
+    memory, swap = requested.memory_limit_in_bytes, requested.memory_swap_limit_in_bytes
     if memory:
         found.append(("MemoryMax", ("t", INFINITY if memory < 0 else memory)))
         # kubelet expects no swap unless it sets a limit.
         swap_alone = INFINITY if min(memory, swap) < 0 else max(0, swap - memory)
         found.append(("MemorySwapMax", ("t", swap_alone)))
     for name, field in (("AllowedCPUs", "cpuset_cpus"), ("AllowedMemoryNodes", "cpuset_mems")):
-        if getattr(wanted, field):
-            found.append((name, ("ay", _mask(f"resources.{field}", getattr(wanted, field)))))
-    for page in wanted.hugepage_limits:
+        if getattr(requested, field):
+            found.append((name, ("ay", _mask(f"resources.{field}", getattr(requested, field)))))
+    for page in requested.hugepage_limits:
         _refuse(page.limit > 0, "resources.hugepage_limits", "a limit of huge pages")
-    for name, value in wanted.unified.items():
+    for name, value in requested.unified.items():
         found.append(_unified(name, value))
     return found
 

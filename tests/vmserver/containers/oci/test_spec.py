@@ -32,7 +32,7 @@ from vmserver.containers.oci.image import (
 from vmserver.containers.oci.kernel import Kernel
 from vmserver.containers.oci.limits import linux_resources, update_resources
 from vmserver.containers.oci.lookup import Lookup, Source, look_up
-from vmserver.containers.oci.spec import Wanted, container_spec, process_spec
+from vmserver.containers.oci.spec import NewContainer, container_spec, process_spec
 from vmserver.validate import MAX_LAYERS
 
 HOSTILE = settings(max_examples=repetitions(25, 100), deadline=None, suppress_health_check=list(HealthCheck))
@@ -45,8 +45,8 @@ KERNEL = Kernel(hugepages=frozenset({"2MB"}))
 SHELL = ImageDefaults(command=("sh",))
 
 
-def wanted(config: cri.ContainerConfig, **others: Any) -> Wanted:
-    """Return the `Wanted` of a configuration whose mounts are all directories."""
+def wanted(config: cri.ContainerConfig, **others: Any) -> NewContainer:
+    """Return the `NewContainer` of a configuration whose mounts are all directories."""
     found = Lookup(hostname="vm", mounts=tuple(Source(mount.host_path) for mount in config.mounts))
     values = {
         "id": "c1",
@@ -54,11 +54,11 @@ def wanted(config: cri.ContainerConfig, **others: Any) -> Wanted:
         "sandbox_config": cri.PodSandboxConfig(),
         "image": SHELL,
         "rootfs": Path("/run/c1/rootfs"),
-        "found": found,
+        "lookup": found,
         "kernel": KERNEL,
         "cgroup": "/infranetes/c1",
     }
-    return Wanted(**{**values, **others})
+    return NewContainer(**{**values, **others})
 
 
 def spec(config: cri.ContainerConfig | None = None, others: Any = None, **fields: Any) -> Any:
@@ -125,13 +125,13 @@ class ProcessTests(Refusing):
 
     def test_the_home_directory_is_the_users_unless_it_is_set(self) -> None:
         found = Lookup(user=ProcessUser(5, 6, (7,), "/home/u"))
-        self.assertIn("HOME=/home/u", spec(others={"found": found})["process"]["env"])
-        own = spec(others={"found": found}, envs=[cri.KeyValue(key="HOME", value=b"/x")])
+        self.assertIn("HOME=/home/u", spec(others={"lookup": found})["process"]["env"])
+        own = spec(others={"lookup": found}, envs=[cri.KeyValue(key="HOME", value=b"/x")])
         self.assertIn("HOME=/x", own["process"]["env"])
         self.assertNotIn("HOME=/home/u", own["process"]["env"])
 
     def test_the_primary_group_is_among_the_others(self) -> None:
-        found = spec(others={"found": Lookup(user=ProcessUser(5, 6, (7, 6, 8)))})["process"]["user"]
+        found = spec(others={"lookup": Lookup(user=ProcessUser(5, 6, (7, 6, 8)))})["process"]["user"]
         self.assertEqual(found, {"uid": 5, "gid": 6, "additionalGids": [6, 7, 8]})
 
     def test_the_working_directory(self) -> None:
@@ -237,10 +237,10 @@ class MountTests(Refusing):
         mount = cri.Mount(container_path="/etc/hosts", host_path="/kubelet/hosts")
         config = cri.ContainerConfig(mounts=[mount])
         found = attrs.evolve(
-            wanted(config).found, files={"/etc/hosts": "/vm/hosts", "/etc/resolv.conf": "/vm/resolv.conf"}
+            wanted(config).lookup, files={"/etc/hosts": "/vm/hosts", "/etc/resolv.conf": "/vm/resolv.conf"}
         )
         volumes = {"/etc/hosts": Path("/no"), "/data": Path("/run/c1/volumes/0")}
-        mounts = spec(config, {"found": found, "volumes": volumes})["mounts"]
+        mounts = spec(config, {"lookup": found, "volumes": volumes})["mounts"]
         sources = {mount["destination"]: mount["source"] for mount in mounts if mount["type"] == "bind"}
         self.assertEqual(
             sources,
@@ -254,7 +254,7 @@ class MountTests(Refusing):
 
     def test_the_sandboxes_files_are_read_only_where_the_root_is(self) -> None:
         """They are one file for all containers of the pod."""
-        found = {"found": Lookup(files={"/etc/hosts": "/vm/hosts"})}
+        found = {"lookup": Lookup(files={"/etc/hosts": "/vm/hosts"})}
         for readonly in (False, True):
             mounts = secured(found, readonly_rootfs=readonly)["mounts"]
             (options,) = [mount["options"] for mount in mounts if mount["destination"] == "/etc/hosts"]
@@ -262,7 +262,7 @@ class MountTests(Refusing):
 
     def options(self, source: Any = None, **fields: Any) -> list[str]:
         config = cri.ContainerConfig(mounts=[cri.Mount(container_path="/m", host_path="/x", **fields)])
-        found: Any = spec(config, {"found": Lookup(mounts=(source or Source("/x"),))})
+        found: Any = spec(config, {"lookup": Lookup(mounts=(source or Source("/x"),))})
         options: list[str] = found["mounts"][-1]["options"]
         return options
 
@@ -352,7 +352,7 @@ class NamespaceTests(Refusing):
 class SecurityTests(Refusing):
     def sets(self, uid: int = 0, privileged: bool = False, **fields: Any) -> Any:
         found = secured(
-            {"found": Lookup(user=ProcessUser(uid=uid))},
+            {"lookup": Lookup(user=ProcessUser(uid=uid))},
             privileged=privileged,
             capabilities=cri.Capability(**fields),
         )
@@ -403,7 +403,7 @@ class SecurityTests(Refusing):
 
     def test_privileged(self) -> None:
         device = Node("/dev/x", False, 10, 1, 0o600, 0, 0)
-        found = secured({"found": Lookup(devices=(device,))}, privileged=True, masked_paths=["/proc/kcore"])
+        found = secured({"lookup": Lookup(devices=(device,))}, privileged=True, masked_paths=["/proc/kcore"])
         self.assertEqual(found["linux"]["resources"]["devices"], [{"allow": True, "access": "rwm"}])
         self.assertEqual(found["linux"]["devices"][0]["path"], "/dev/x")
         for absent in ("maskedPaths", "readonlyPaths", "seccomp"):
@@ -423,7 +423,7 @@ class SecurityTests(Refusing):
 
     def test_a_device_of_the_vm(self) -> None:
         device = Node("/dev/x", True, 8, 1, 0o660, 0, 6, "rw")
-        linux = spec(others={"found": Lookup(devices=(device,))})["linux"]
+        linux = spec(others={"lookup": Lookup(devices=(device,))})["linux"]
         self.assertEqual(
             linux["devices"],
             [{"path": "/dev/x", "type": "b", "major": 8, "minor": 1, "fileMode": 0o660, "uid": 0, "gid": 6}],
@@ -550,7 +550,7 @@ class HostileTests(SynchronousTestCase):
     def check(self, config: Any, image: ImageDefaults = SHELL, pid: int = 42) -> None:
         try:
             found = look_up(config, image, Path("/nonexistent"), {}, dict.fromkeys(range(400), "/tmp"))
-            whole = spec(config, {"target_pid": pid, "image": image, "found": found})
+            whole = spec(config, {"target_pid": pid, "image": image, "lookup": found})
         except (InvalidArgument, FailedPrecondition) as error:
             self.assertRegex(str(error), r"(config|security_context|namespace_options|resources)[.:]")
             self.assertLess(len(str(error)), 700)

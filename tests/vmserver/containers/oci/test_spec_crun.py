@@ -29,7 +29,7 @@ from vmserver.containers.oci.image import ImageDefaults
 from vmserver.containers.oci.kernel import Kernel, find_kernel
 from vmserver.containers.oci.limits import update_resources
 from vmserver.containers.oci.lookup import look_up
-from vmserver.containers.oci.spec import Wanted, container_spec, process_spec
+from vmserver.containers.oci.spec import NewContainer, container_spec, process_spec
 
 SECONDS = 30.0
 PASSWD = "root:x:0:0:root:/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\n"
@@ -88,12 +88,12 @@ class SpecCase(SynchronousTestCase):
             "sandbox_config": cri.PodSandboxConfig(),
             "image": image,
             "rootfs": self.rootfs,
-            "found": look_up(config, image, self.rootfs, self.files, self.images),
+            "lookup": look_up(config, image, self.rootfs, self.files, self.images),
             "kernel": self.kernel,
             "cgroup": f"/{CGROUPS}/{id}",
             "init_pid": os.getpid(),
         }
-        self.made = container_spec(Wanted(**{**values, **others}))
+        self.made = container_spec(NewContainer(**{**values, **others}))
         bundle = self.directory / id
         bundle.mkdir()
         (bundle / "config.json").write_text(json.dumps(self.made))
