@@ -85,7 +85,7 @@ class UnaryCall(_Result[ResponseT]):
         self._payload = payload
 
     def opened(self, stream: ClientStream) -> None:
-        stream.inbox.wanted = True
+        stream.inbox.awaited = True
         stream.send(self._payload, end=True)
 
 
@@ -98,7 +98,7 @@ class UploadCall(_Result[ResponseT], Generic[RequestT, ResponseT]):
         self._feeding: Deferred[None] | None = None
 
     def opened(self, stream: ClientStream) -> None:
-        stream.inbox.wanted = True
+        stream.inbox.awaited = True
         feeding = Deferred.fromCoroutine(self._feed(stream))
         if not feeding.called:
             self._feeding = feeding

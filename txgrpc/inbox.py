@@ -14,7 +14,7 @@ class Inbox:
     """Keeps messages until the application takes them, and only then returns the window to the sender.
 
     So the sender may be one window ahead. The exception is a message larger than the window: while the
-    application waits for it (`wanted`), its bytes are credited as they arrive, once the connection's budget
+    application waits for it (`awaited`), its bytes are credited as they arrive, once the connection's budget
     has room for all of it.
     """
 
@@ -28,7 +28,7 @@ class Inbox:
         "_reserved",
         "_waiting",
         "_window",
-        "wanted",
+        "awaited",
     )
 
     def __init__(self, limit: int, window: int, budget: Budget) -> None:
@@ -41,7 +41,7 @@ class Inbox:
         self._arrived = 0  # bytes that arrived and were not credited
         self._reserved = 0
         self._waiting: Callable[[], None] | None = None  # this inbox's callback in the budget's queue
-        self.wanted = False
+        self.awaited = False
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -101,7 +101,7 @@ class Inbox:
 
     def stop(self) -> None:
         """Stop reserving room, as nothing more will arrive. Received messages can still be taken."""
-        self.wanted = False
+        self.awaited = False
         if self._waiting is not None:
             self._budget.withdraw(self._waiting)
             self._waiting = None
@@ -109,7 +109,7 @@ class Inbox:
 
     def _may_assemble(self, resumed: Callable[[], None]) -> bool:
         size = self._reader.expected
-        if size <= self._window or not self.wanted:
+        if size <= self._window or not self.awaited:
             return False
         if not self._reserved and self._waiting is None:
 

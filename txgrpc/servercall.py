@@ -177,7 +177,7 @@ class ServerStream(Stream):
         if self.method.client_streaming:
             self._start()
         else:
-            self.inbox.wanted = True
+            self.inbox.awaited = True
 
     def _prepare(self, headers: Headers, fields: dict[bytes, bytes]) -> None:
         server = self.connection.server

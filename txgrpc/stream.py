@@ -105,7 +105,7 @@ class Stream:
         while True:
             message = inbox.take()
             if message is not None:
-                inbox.wanted = False
+                inbox.awaited = False
                 self.give_credit()
                 return message
             if self.failure is not None:
@@ -114,14 +114,14 @@ class Stream:
                 return None
             if self._reader is not None:
                 raise RuntimeError("another coroutine waits for this call's next message already")
-            inbox.wanted = True
+            inbox.awaited = True
             self.give_credit()
             self._reader = Deferred(self._stop_reading)
             await self._reader
 
     def _stop_reading(self, _: Deferred[None]) -> None:
         self._reader = None
-        self.inbox.wanted = False
+        self.inbox.awaited = False
 
     def _wake(self) -> None:
         reader, self._reader = self._reader, None

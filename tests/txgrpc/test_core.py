@@ -345,9 +345,9 @@ class InboxTests(unittest.SynchronousTestCase):
             nonlocal window
             message = inbox.take()
             if message is None:
-                inbox.wanted = True
+                inbox.awaited = True
             else:
-                inbox.wanted = False
+                inbox.awaited = False
                 taken.append(message)
             window += inbox.credit(self.fail)
             return message is not None
@@ -379,7 +379,7 @@ class InboxTests(unittest.SynchronousTestCase):
         inbox = Inbox(1000, WINDOW, Budget(1000))
         inbox.receive(frame(b"x" * 500)[:WINDOW], WINDOW)
         self.assertEqual(inbox.credit(self.fail), 0)
-        inbox.wanted = True
+        inbox.awaited = True
         self.assertEqual(inbox.credit(self.fail), WINDOW)
 
     def test_budget_is_shared(self) -> None:
@@ -388,7 +388,7 @@ class InboxTests(unittest.SynchronousTestCase):
         first, second = Inbox(1000, WINDOW, budget), Inbox(1000, WINDOW, budget)
         data = frame(b"x" * 500)
         for inbox in (first, second):
-            inbox.wanted = True
+            inbox.awaited = True
             inbox.receive(data[:WINDOW], WINDOW)
         self.assertEqual(first.credit(self.fail), WINDOW)
         self.assertEqual(second.credit(lambda: resumed.append("second")), 0)
@@ -405,7 +405,7 @@ class InboxTests(unittest.SynchronousTestCase):
         budget = Budget(10)
         budget.reserve(10, lambda: None)
         inbox = Inbox(1000, WINDOW, budget)
-        inbox.wanted = True
+        inbox.awaited = True
         inbox.receive(frame(b"x" * 500)[:WINDOW], WINDOW)
         inbox.credit(self.fail)
         inbox.discard()
