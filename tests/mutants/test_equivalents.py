@@ -25,11 +25,11 @@ class ListTests(SynchronousTestCase):
             module: mutants(module, (ROOT / module).read_text())
             for module in {each.module for each in listed}
         }
-        for each in listed:
-            self.assertTrue(each.reason, each)
-            self.assertTrue(
-                any(each.matches(mutant) for mutant in found[each.module]), f"matches nothing: {each}"
-            )
+        self.assertEqual([each for each in listed if not each.reason], [])
+        unmatched = [
+            each for each in listed if not any(each.matches(mutant) for mutant in found[each.module])
+        ]
+        self.assertEqual(unmatched, [], "these match nothing")
 
 
 class EntryTests(SynchronousTestCase):
