@@ -52,7 +52,8 @@ async def probe(reactor: IReactor, qemu: str, accelerator: str, user: QemuUser, 
         disk.write(BOOT_SECTOR)
         disk.flush()
         os.chown(disk.name, user.uid, user.gid)
-        command = unprivileged(probe_command(qemu, accelerator, disk.name), user, dies_with_parent=True)
+        words = probe_command(qemu, accelerator, disk.name)
+        command = unprivileged(words, user, dies_with_parent=True, own_session=False)
         try:
             output = await run(reactor, Command(command, seconds))
         except DeadlineExceeded:
@@ -77,7 +78,8 @@ async def probe_kernel(
     with tempfile.NamedTemporaryFile(prefix="infranetes-proof-") as copy:
         await run_in_thread(reactor, shutil.copyfile, kernel, copy.name)
         os.chown(copy.name, user.uid, user.gid)
-        command = unprivileged(kernel_command(qemu, accelerator, copy.name), user, dies_with_parent=True)
+        words = kernel_command(qemu, accelerator, copy.name)
+        command = unprivileged(words, user, dies_with_parent=True, own_session=False)
         try:
             output = await run(reactor, Command(command, seconds))
         except DeadlineExceeded:

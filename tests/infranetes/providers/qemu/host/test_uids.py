@@ -31,8 +31,8 @@ class UserTests(TestCase):
 
     async def sleeping(self, uid: int) -> subprocess.Popen[bytes]:
         """Start a process of that user."""
-        command = unprivileged(["sleep", "600"], QemuUser(uid, uid), dies_with_parent=True)
-        process = subprocess.Popen(command[1:])  # without setsid: setpriv becomes the command
+        command = unprivileged(["sleep", "600"], QemuUser(uid, uid), dies_with_parent=True, own_session=False)
+        process = subprocess.Popen(command)
 
         def end() -> None:
             process.kill()
