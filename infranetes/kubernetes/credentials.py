@@ -147,7 +147,7 @@ def _granted(access: Access, plugin: Plugin, printed: bytes) -> tuple[Access, da
         if certificate:
             credential = attrs.evolve(credential, certificate=certificate.encode(), key=key.encode())
         return credential, _time(ends) if ends else None
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise FailedPrecondition(
             f"{plugin.command[0]}, which the kubeconfig names, printed no ExecCredential of {plugin.version}"
         ) from None

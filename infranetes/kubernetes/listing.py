@@ -30,16 +30,22 @@ class ListReader:
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._decode = json.JSONDecoder().raw_decode
         self._text = ""
-        self._worth = 0  # how many characters must be there before a value is tried again
+        self._pieces: list[str] = []  # what has come since, and is not read yet
+        self._held = 0  # how many characters are in these and in the text
+        self._worth = 0  # how many must be there before a value is tried again
         self._next: Callable[[int], int] | None = self._begin
         self._key = ""
         self.rest: dict[str, Any] = {}  # Any: JSON
 
     def feed(self, data: bytes) -> None:
         """Read the next piece of the answer. :raise ValueError: it is not a list."""
-        self._text += self._decoder.decode(data)
-        if len(self._text) < self._worth:
+        piece = self._decoder.decode(data)
+        self._pieces.append(piece)
+        self._held += len(piece)
+        if self._held < self._worth and self._held <= MAX_OBJECT:
             return
+        self._text = "".join((self._text, *self._pieces))
+        self._pieces = []
         at = 0
         while self._next is not None:
             at = self._skip(at)
@@ -50,7 +56,8 @@ class ListReader:
             except _Incomplete:
                 break
         self._text = self._text[at:] if self._next is not None else ""
-        if len(self._text) > MAX_OBJECT:
+        self._held = len(self._text)
+        if self._held > MAX_OBJECT:
             raise ValueError(f"one object has over {MAX_OBJECT} characters")
 
     def end(self) -> Mapping[str, Any]:  # Any: JSON
@@ -128,6 +135,8 @@ class ListReader:
         :raise _Incomplete: it has not arrived entirely."""
         try:
             value, end = self._decode(self._text, at)
+        except RecursionError:
+            raise ValueError("a list has an object that is too deep") from None
         except ValueError as error:
             # The value may be invalid or just incomplete: more data, or the list's end, will show which.
             left = len(self._text) - at

@@ -205,7 +205,10 @@ class Watch:
         """Handle one line of the answer to a watch. :raise ValueError: the line is not an event.
 
         An event of something that is no object is left out: asked again, the server would send it again."""
-        event = _object(json.loads(line))
+        try:
+            event = _object(json.loads(line))
+        except RecursionError:
+            raise ValueError("an event is too deep") from None
         kind, value = event.get("type"), event.get("object")
         if kind == "ERROR":
             status = _object(value)

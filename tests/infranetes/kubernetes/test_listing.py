@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -84,6 +85,30 @@ class ListingTests(SynchronousTestCase):
         reader = ListReader(lambda item: None)
         reader.feed(b'{"items": ["')
         self.assertRaises(ValueError, self.feed, reader, [b"x" * 100] * 20)
+
+    def test_at_most_the_bound_is_kept_of_an_item_that_is_being_waited_for(self) -> None:
+        self.patch(listing, "MAX_OBJECT", 1 << 20)
+        reader = ListReader(lambda item: None)
+        reader.feed(b'{"items": ["')
+        self.feed(reader, [b"x" * 1000] * 1040)
+        self.assertRaises(ValueError, self.feed, reader, [b"x" * 1000] * 20)
+
+    def test_a_large_item_takes_time_in_proportion_to_its_size(self) -> None:
+        def seconds(pieces: int) -> float:
+            reader = ListReader(lambda item: None)
+            begun = time.thread_time()
+            reader.feed(b'{"items": ["')
+            self.feed(reader, [b"x" * 2000] * pieces)
+            reader.feed(b'"]}')
+            reader.end()
+            return time.thread_time() - begun
+
+        seconds(100)
+        self.assertLess(min(seconds(7500) for _ in range(3)), 40 * max(seconds(750) for _ in range(3)))
+
+    def test_what_is_too_deep_is_refused(self) -> None:
+        text = b'{"items": [' + b"[" * 100_000 + b"]" * 100_000 + b"]}"
+        self.assertRaises(ValueError, read, text, set())
 
     def feed(self, reader: ListReader, pieces: list[bytes]) -> None:
         for each in pieces:

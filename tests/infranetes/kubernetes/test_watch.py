@@ -239,4 +239,4 @@ class WatchTests(SynchronousTestCase):
             b"", b"[]", b"{}",
             b'{"type": "NEW", "object": {"metadata": {"resourceVersion": "1"}}}', b"\xff", b"[" * 100_000,
         ):  # fmt: skip
-            self.assertRaises((ValueError, RecursionError), self.watch.line, line)
+            self.assertRaises(ValueError, self.watch.line, line)
