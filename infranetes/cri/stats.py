@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from functools import partial
@@ -27,33 +26,19 @@ from infranetes.pods.vm.listing import Listing
 from infranetes.stats import metrics
 from infranetes.stats.gather import Figures, Gatherer
 from infranetes.stats.translate import container_stats, sandbox_stats
-from infranetes_common.concurrency import sleep
 from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.wire import cri, vmserver
 from infranetes_common.wire.cri_rpcs import RuntimeStatsRpcs
 from txgrpc import Call
+from txgrpc.turns import Turns
 
-TURN_SECONDS = 0.01  # how long one turn of the reactor may work
+TURN_SECONDS = 0.01  # how long lists may work in one turn of the reactor
 # The most bytes of one sandbox's item in a list, and what each of its containers adds to that limit. kubelet
 # accepts 16 MiB for all items together.
 MAX_ITEM, MAX_ITEM_PER_CONTAINER = 256 * 1024, 64 * 1024
 
 Selectable = TypeVar("Selectable", Sandbox, Container)
 _log = Logger()
-
-
-class _Turns:
-    """Divides the work for one list into turns of the reactor."""
-
-    def __init__(self, clock: IReactorTime) -> None:
-        self._clock = clock
-        self._began = time.perf_counter()
-
-    async def rest(self) -> None:
-        """End this turn if it has taken long enough."""
-        if time.perf_counter() - self._began > TURN_SECONDS:
-            await sleep(self._clock, 0)
-            self._began = time.perf_counter()
 
 
 class StatsCalls(RuntimeStatsRpcs):
@@ -70,7 +55,7 @@ class StatsCalls(RuntimeStatsRpcs):
         sandboxes: Sandboxes,
         containers: Containers,
     ) -> None:
-        self._clock = clock
+        self._turns = Turns(clock, TURN_SECONDS)  # all lists that are being made share them
         self._listing = listing
         self._providers = providers
         self._sandboxes = sandboxes
@@ -94,6 +79,12 @@ class StatsCalls(RuntimeStatsRpcs):
             self._left_out.add(sandbox.id)
             _log.error("figures of sandbox {sandbox} are left out: {error}", sandbox=sandbox.id, error=error)
         return b""
+
+    async def _rest(self) -> None:
+        """End this turn of the reactor if lists have taken long enough."""
+        resting = self._turns.rest()
+        if resting is not None:
+            await resting
 
     # ---- containers
 
@@ -122,12 +113,11 @@ class StatsCalls(RuntimeStatsRpcs):
         for one in self._selected(wanted):
             by_sandbox.setdefault(one.sandbox.id, []).append(one)
         figures = await self._gatherer.now([containers[0].sandbox for containers in by_sandbox.values()])
-        turns = _Turns(self._clock)
         for id, containers in by_sandbox.items():
             for container, used in _shown(containers, figures.get(id)):
                 if item := self._item(container.sandbox, partial(container_stats, container, used)):
                     yield item
-            await turns.rest()
+            await self._rest()
 
     def _selected(self, wanted: cri.ContainerStatsFilter) -> list[Container]:
         found = self._listing.containers()
@@ -170,7 +160,6 @@ class StatsCalls(RuntimeStatsRpcs):
             found = [one for one in found if one is only]
         found = _with_labels(found, dict(wanted.label_selector))
         figures = await self._gatherer.now(found)
-        turns = _Turns(self._clock)
         for sandbox in found:
             if (
                 sandbox.id in figures
@@ -178,7 +167,7 @@ class StatsCalls(RuntimeStatsRpcs):
                 and (item := self._item(sandbox, partial(_of_sandbox, sandbox, figures[sandbox.id])))
             ):
                 yield item
-            await turns.rest()
+            await self._rest()
 
     # ---- metrics
 
@@ -201,7 +190,6 @@ class StatsCalls(RuntimeStatsRpcs):
         """Yield the metrics, including the last known ones of VMs that did not answer: each has its time."""
         found = self._listing.sandboxes()
         await self._gatherer.now(found)
-        turns = _Turns(self._clock)
         for sandbox in found:
             figures = self._gatherer.last(sandbox.id)
             if (
@@ -210,7 +198,7 @@ class StatsCalls(RuntimeStatsRpcs):
                 and (item := self._item(sandbox, partial(_metrics, self._providers, sandbox, figures.stats)))
             ):
                 yield item
-            await turns.rest()
+            await self._rest()
 
     def _no_figures(self, sandbox: Sandbox, what: str) -> Unavailable:
         trouble = sandbox.watch.trouble if sandbox.watch is not None else ""

@@ -63,6 +63,28 @@ class StatsTests(PodsTestCase):
             {one.pod_sandbox_id for one in cri.ListPodSandboxMetricsResponse.FromString(found).pod_metrics},
         ]
 
+    def test_lists_that_are_made_at_once_share_a_turn_of_the_reactor(self) -> None:
+        real, made = stats._of_sandbox, 0
+
+        def slow(*of: Any) -> Any:
+            nonlocal made
+            made += 1
+            self.world.clock.rightNow += 0.006
+            return real(*of)
+
+        self.patch(stats, "_of_sandbox", slow)
+        request = cri.ListPodSandboxStatsRequest()
+        asking = [start(self.calls.ListPodSandboxStats(request, NO_CALL)) for _ in range(2)]
+        before = made
+        while not all(each.called for each in asking):
+            self.world.clock.advance(0)
+            self.assertLessEqual(made - before, 2)  # 10 ms, and the item that ends them
+            before = made
+        self.assertEqual(made, 6)
+        for each in asking:
+            found = cri.ListPodSandboxStatsResponse.FromString(bytes(self.successResultOf(each)))
+            self.assertEqual(len(found.stats), 3)
+
     def spoil(self, module: Any, name: str, sandbox_of: Any, instead: Any) -> None:
         real = getattr(module, name)
 
