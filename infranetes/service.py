@@ -26,7 +26,7 @@ from infranetes_common.commandline import DaemonOptions
 from infranetes_common.concurrency import start
 from infranetes_common.errors import ConfigError, InfranetesError
 from infranetes_common.hangups import Hangups
-from infranetes_common.logging import LoggedService, Output
+from infranetes_common.logging import LoggedService, LogOutput
 from infranetes_common.reactors import IReactor, installed
 
 # Allocations until the youngest objects are collected, then collections until each older generation is.
@@ -129,7 +129,7 @@ def makeService(options: Options) -> Service:
     hangups = Hangups(reactor)
     hangups.install()
     try:
-        output = Output(config.log.format, config.log.level)
+        output = LogOutput(config.log.format, config.log.level)
         service = LoggedService(output)
         process = Infranetes(reactor, options, output, hangups)
         process.setServiceParent(service)  # type: ignore[no-untyped-call]
@@ -143,7 +143,7 @@ def makeService(options: Options) -> Service:
 class Infranetes(Service):
     """The daemon as a process: its exit status, SIGHUP, the garbage collector."""
 
-    def __init__(self, reactor: IReactor, options: Options, output: Output, hangups: Hangups) -> None:
+    def __init__(self, reactor: IReactor, options: Options, output: LogOutput, hangups: Hangups) -> None:
         self._reactor = reactor
         self._hangups = hangups
         config, source = options.reading.config, options.reading.sources.main

@@ -110,7 +110,7 @@ def start(format: str = "text", level: str = "info", stream: TextIO | None = Non
 
 
 @implementer(ILogObserver)
-class Output:
+class LogOutput:
     """An observer whose format and level may be changed while it is in use; see `observer`.
 
     :raise ConfigError: no such format or level.

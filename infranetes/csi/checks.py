@@ -34,7 +34,7 @@ class IsOfVolume(Protocol):
 
 
 @attrs.frozen
-class Wanted:
+class VolumeAccess:
     """The way a pod wants a volume. :ivar filesystem: "": no file system but the disk itself."""
 
     filesystem: str
@@ -59,7 +59,7 @@ def text(name: str, value: str, most: int) -> str:
     return value
 
 
-def capability(volume_capability: csi.VolumeCapability) -> Wanted:
+def capability(volume_capability: csi.VolumeCapability) -> VolumeAccess:
     """Translate a capability. :raise InvalidArgument: it is not supported; the message says what is."""
     mode = volume_capability.access_mode.mode
     if mode not in _MODES:
@@ -71,7 +71,7 @@ def capability(volume_capability: csi.VolumeCapability) -> Wanted:
         )
     access_type = volume_capability.WhichOneof("access_type")
     if access_type == "block":
-        return Wanted("", (), mode == _READ_ONLY, None)
+        return VolumeAccess("", (), mode == _READ_ONLY, None)
     if access_type != "mount":
         raise InvalidArgument(
             "access_type is missing: a volume is a file system (volumeMode: Filesystem) or a raw disk (Block)"
@@ -83,7 +83,7 @@ def capability(volume_capability: csi.VolumeCapability) -> Wanted:
         )
     filesystem = mount.fs_type or FILESYSTEMS[0]
     options = tuple(checked_options(mount.mount_flags))
-    return Wanted(filesystem, options, mode == _READ_ONLY, _group(mount.volume_mount_group))
+    return VolumeAccess(filesystem, options, mode == _READ_ONLY, _group(mount.volume_mount_group))
 
 
 def capabilities(volume_capabilities: Iterable[csi.VolumeCapability]) -> None:

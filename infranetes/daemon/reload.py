@@ -17,7 +17,7 @@ from infranetes.daemon.service_manager import ServiceManager
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import ConfigError, InfranetesError
 from infranetes_common.hangups import differences, refuse, report
-from infranetes_common.logging import Output
+from infranetes_common.logging import LogOutput
 from infranetes_common.reactors import IReactor
 
 UNEXPECTED = "a fault of Infranetes itself, which the journal has"
@@ -48,7 +48,7 @@ class Reload:
         reactor: IReactor,
         daemon: Daemon,
         manager: ServiceManager,
-        output: Output,
+        output: LogOutput,
         config_in_force: ConfigInForce,
         read: Callable[[], Reading],
     ) -> None:

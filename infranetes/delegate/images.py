@@ -21,7 +21,7 @@ from twisted.logger import Logger
 from infranetes.delegate.errors import as_error
 from infranetes.delegate.layer_source import ILayerSource, LayersMissing, Runtime
 from infranetes.images.config import ImagesConfig
-from infranetes.images.disks import Built, LayerDisks, Make, Source, stacked, until_landed
+from infranetes.images.disks import BuiltDisk, DiskSource, LayerDisks, Make, stacked, until_landed
 from infranetes.images.erofs.build import Builder
 from infranetes.images.erofs.limits import Limits
 from infranetes.images.index import Image, Record
@@ -303,10 +303,10 @@ class DelegateImages:
         finally:
             del self._making[image_id]
 
-    async def _lacking(self, record: Record) -> Sequence[Source]:
+    async def _lacking(self, record: Record) -> Sequence[DiskSource]:
         return await self._disks.lacking(stacked(record, _BLOBS))
 
-    async def _make_disk(self, wanted: Source, target: Path) -> Built:
+    async def _make_disk(self, wanted: DiskSource, target: Path) -> BuiltDisk:
         layer = self._layers[_digest(wanted)]
         if not layer.compression and layer.size > self._max_layer_bytes:  # before it is in a file
             raise FailedPrecondition(
@@ -316,7 +316,7 @@ class DelegateImages:
         async with self._source.file(layer) as path:
             return await self._build(attrs.evolve(wanted, blob=path), target)
 
-    async def _build_disk(self, layer: Source, target: Path) -> Built:
+    async def _build_disk(self, layer: DiskSource, target: Path) -> BuiltDisk:
         limits = Limits(max_bytes=self._max_layer_bytes)
         return await self._builder.build(layer.blob, layer.compression, target, layer.diff_id, limits)
 
@@ -353,6 +353,6 @@ def digest_in(told_id: str) -> str:
     return digest if is_digest(digest) else ""
 
 
-def _digest(wanted: Source) -> str:
+def _digest(wanted: DiskSource) -> str:
     """Return the digest of the layer's blob, which stands for the file that it is not yet known to be."""
     return f"sha256:{wanted.blob.name}"

@@ -77,7 +77,7 @@ class ExtraTable(Protocol[G_contra]):
         """Return a rule that accepts the packets that `ip forward` is to let pass unjudged."""
 
 
-class Firewalls(Generic[G]):
+class FirewallTables(Generic[G]):
     """The firewall tables of one device. Each call is one transaction in the kernel.
 
     :ivar watch: once begun, it soon restores tables that another program has changed.

@@ -110,7 +110,7 @@ def _getvolumename(options: argparse.Namespace) -> Answer:
     (given,) = _arguments(options, 1)
     try:
         return {"volumeName": volumes.name(volumes.read(given))}
-    except volumes.Refused as error:
+    except volumes.InvalidOptions as error:
         raise Refused(str(error)) from None
 
 
@@ -121,7 +121,7 @@ def _mount(options: argparse.Namespace) -> Answer:
     _check_path(directory)
     try:
         volume = volumes.volume(volumes.read(given))
-    except volumes.Refused as error:
+    except volumes.InvalidOptions as error:
         raise Refused(str(error)) from None
     from infranetes.flexvolume import client
 

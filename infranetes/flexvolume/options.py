@@ -51,7 +51,7 @@ _TRUTH = {
 }
 
 
-class Refused(Exception):
+class InvalidOptions(Exception):
     """A request that is not supported; the message says what is."""
 
 
@@ -75,38 +75,42 @@ class Volume:
 def read(text: str) -> Mapping[str, str]:
     """Return the options, as kubelet gives them. :raise Refused: they are none."""
     if len(text.encode(errors="surrogateescape")) > MAX_BYTES:
-        raise Refused(f"the options have over {MAX_BYTES} bytes")
+        raise InvalidOptions(f"the options have over {MAX_BYTES} bytes")
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise Refused("the options are no JSON") from None
+        raise InvalidOptions("the options are no JSON") from None
     if not isinstance(found, dict) or len(found) > MAX_OPTIONS:
-        raise Refused(f"the options are no JSON object of up to {MAX_OPTIONS} members")
+        raise InvalidOptions(f"the options are no JSON object of up to {MAX_OPTIONS} members")
     for key, value in found.items():
         if not isinstance(value, str):
-            raise Refused(f"option {key[:80]!r} is no text")
+            raise InvalidOptions(f"option {key[:80]!r} is no text")
         if key.startswith(_OWN):
             continue  # secrets among them, which are not used here
         if key not in _KNOWN:
-            raise Refused(f"option {key[:80]!r} is unknown; known are {', '.join(_KNOWN)}")
+            raise InvalidOptions(f"option {key[:80]!r} is unknown; known are {', '.join(_KNOWN)}")
         if len(value) > MAX_VALUE or not value.isprintable():
-            raise Refused(f"option {key}: {value[:80]!r} is too long, or has characters that can't be shown")
+            raise InvalidOptions(
+                f"option {key}: {value[:80]!r} is too long, or has characters that can't be shown"
+            )
     return found
 
 
 def volume(options: Mapping[str, str]) -> Volume:
     """Return the volume to mount. :raise Refused: the options ask for something unsupported."""
     if _truth(options, "deviceOnly", False) or not _truth(options, "mount", True):
-        raise Refused(
+        raise InvalidOptions(
             "volumes are file systems: a disk that is not mounted (deviceOnly, mount: false) is not offered"
         )
     given = options.get("volumeID", "")
     size = _size(options["size"]) if options.get("size") else 0
     if not given and not size:
-        raise Refused("neither volumeID nor size is given: say which volume, or how large one is to be made")
+        raise InvalidOptions(
+            "neither volumeID nor size is given: say which volume, or how large one is to be made"
+        )
     uid = options.get(_UID, "")
     if not 0 < len(uid) <= MAX_ID or not uid.isprintable():
-        raise Refused(f"{_UID} is missing, or is not the uid of a pod")
+        raise InvalidOptions(f"{_UID} is missing, or is not the uid of a pod")
     return Volume(
         _id(given) if given else _name(options),
         size,
@@ -122,13 +126,13 @@ def name(options: Mapping[str, str]) -> str:
     """Return the volume's name in the cluster. :raise Refused: it has no name."""
     found = options.get("volumeID") or options.get(_NAME, "")
     if not found:
-        raise Refused("the volume has no name: give volumeID")
+        raise InvalidOptions("the volume has no name: give volumeID")
     return _id(found)
 
 
 def _id(given: str) -> str:
     if len(given.encode(errors="surrogateescape")) > MAX_ID or not given.isascii() or not given.isprintable():
-        raise Refused(f"volumeID: {given[:80]!r} can't be a volume's id")
+        raise InvalidOptions(f"volumeID: {given[:80]!r} can't be a volume's id")
     return given
 
 
@@ -142,7 +146,7 @@ def _name(options: Mapping[str, str]) -> str:
 def _part(options: Mapping[str, str], key: str) -> str:
     found = options.get(key, "")
     if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", found):
-        raise Refused(f"{key}: {found[:80]!r} can't be a name in Kubernetes")
+        raise InvalidOptions(f"{key}: {found[:80]!r} can't be a name in Kubernetes")
     return found
 
 
@@ -150,7 +154,7 @@ def _size(given: str) -> int:
     match = _SIZE.fullmatch(given)
     found = int(match[1]) * _UNITS[match[2]] if match is not None else 0
     if not 0 < found <= MAX_SIZE:
-        raise Refused(f"size: {given[:80]!r} is not a size such as 10 (GiB), 10Gi or 500M")
+        raise InvalidOptions(f"size: {given[:80]!r} is not a size such as 10 (GiB), 10Gi or 500M")
     return found
 
 
@@ -161,10 +165,10 @@ def _filesystem(options: Mapping[str, str]) -> str:
         wanted.append(options.get("format", ""))
     found = {each for each in wanted if each}
     if len(found) > 1:
-        raise Refused(f"fsType and format name different file systems: {' and '.join(wanted)[:160]!r}")
+        raise InvalidOptions(f"fsType and format name different file systems: {' and '.join(wanted)[:160]!r}")
     chosen = found.pop() if found else FILESYSTEMS[0]
     if chosen not in FILESYSTEMS:
-        raise Refused(
+        raise InvalidOptions(
             f"the file system {chosen[:80]!r} is not offered; known are {' and '.join(FILESYSTEMS)}"
         )
     return chosen
@@ -173,7 +177,7 @@ def _filesystem(options: Mapping[str, str]) -> str:
 def _read_only(options: Mapping[str, str]) -> bool:
     found = options.get(_READ_WRITE, "rw")
     if found not in ("ro", "rw"):
-        raise Refused(f"{_READ_WRITE}: {found[:80]!r} is neither ro nor rw")
+        raise InvalidOptions(f"{_READ_WRITE}: {found[:80]!r} is neither ro nor rw")
     return found == "ro"
 
 
@@ -181,7 +185,7 @@ def _group(given: str) -> int | None:
     if not given:
         return None
     if not given.isascii() or not given.isdigit() or len(given) > 10 or int(given) > MAX_GROUP:
-        raise Refused(f"{_GROUP}: {given[:80]!r} is no group's id")
+        raise InvalidOptions(f"{_GROUP}: {given[:80]!r} is no group's id")
     return int(given)
 
 
@@ -190,5 +194,5 @@ def _truth(options: Mapping[str, str], key: str, default: bool) -> bool:
     if not given:
         return default
     if given not in _TRUTH:
-        raise Refused(f"option {key}: {given[:80]!r} is neither true nor false")
+        raise InvalidOptions(f"option {key}: {given[:80]!r} is neither true nor false")
     return _TRUTH[given]

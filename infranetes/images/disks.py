@@ -56,7 +56,7 @@ _UPON = re.compile("-[0-9a-f]{64}")  # the part of `Source.upon` that stands for
 
 
 @attrs.frozen
-class Source:
+class DiskSource:
     """The source of a layer's disk.
 
     :ivar diff_id: sha256: and 64 hex digits of the uncompressed tar.
@@ -79,7 +79,7 @@ class Source:
         return f"{self.diff_id}-{hashlib.sha256(' '.join(self.below).encode()).hexdigest()}"
 
 
-def stacked(record: Record, blobs: Path) -> list[Source]:
+def stacked(record: Record, blobs: Path) -> list[DiskSource]:
     """Return what the image's file system is stacked from, lowest first.
 
     Of equal layers the highest counts: whatever the others would show, it shows or hides.
@@ -87,11 +87,11 @@ def stacked(record: Record, blobs: Path) -> list[Source]:
     :raise FailedPrecondition: they are too many.
     """
     layers = zip(record.diff_ids, record.manifest.layers, record.unpacked, strict=True)
-    found: dict[str, Source] = {}
+    found: dict[str, DiskSource] = {}
     for index, (diff_id, layer, unpacked) in reversed([*enumerate(layers)]):
         blob = blobs / layer.digest.removeprefix("sha256:")
         below = record.diff_ids[:index]
-        found.setdefault(diff_id, Source(diff_id, blob, layer.compression, unpacked, tuple(below)))
+        found.setdefault(diff_id, DiskSource(diff_id, blob, layer.compression, unpacked, tuple(below)))
     if len(found) > MAX_STACKED:
         raise FailedPrecondition(
             f"image {record.id} has {len(found)} layers, a VM can stack {MAX_STACKED}; build it with fewer"
@@ -99,7 +99,7 @@ def stacked(record: Record, blobs: Path) -> list[Source]:
     return [*reversed(found.values())]
 
 
-class Built(Protocol):
+class BuiltDisk(Protocol):
     """A file system that was made: its size in bytes, and sha256:... of them."""
 
     @property
@@ -109,7 +109,7 @@ class Built(Protocol):
     def digest(self) -> str: ...
 
 
-Make = Callable[[Source, Path], Awaitable[Built]]
+Make = Callable[[DiskSource, Path], Awaitable[BuiltDisk]]
 """Makes a layer's file system at a path where nothing is: whole and synced, within a time of its own choice.
 
 When it fails, or has been cancelled and ends, nothing is left that works on.
@@ -165,7 +165,7 @@ class LayerDisks:
         for flight in flights:
             await until_landed(flight)
 
-    async def get(self, layers: Sequence[Source]) -> list[LayerDisk]:
+    async def get(self, layers: Sequence[DiskSource]) -> list[LayerDisk]:
         """Return the disks of these layers, in the same order, made where they are missing or were changed.
 
         What has begun goes on when this is cancelled, and equal calls share it: who is told too late that a
@@ -194,14 +194,14 @@ class LayerDisks:
             there[layer.diff_id] = await flight.join()
         return [there[layer.diff_id] for layer in layers]
 
-    async def _there(self, layers: Sequence[Source]) -> dict[str, LayerDisk]:
+    async def _there(self, layers: Sequence[DiskSource]) -> dict[str, LayerDisk]:
         """Return the disks of these layers that are there, by diff id."""
         names = [name for layer in layers for name in (layer.diff_id, layer.upon)]
         found = await self._thread(self._thd_look_at, names)
         there = {layer.diff_id: found.get(layer.diff_id) or found.get(layer.upon) for layer in layers}
         return {diff_id: disk for diff_id, disk in there.items() if disk is not None}
 
-    async def lacking(self, layers: Sequence[Source]) -> list[Source]:
+    async def lacking(self, layers: Sequence[DiskSource]) -> list[DiskSource]:
         """Return those of the layers that have no disk yet."""
         there = await self._there(layers)
         return [layer for layer in layers if layer.diff_id not in there]
@@ -218,14 +218,14 @@ class LayerDisks:
         names = {self._path(diff_id).name for diff_id in needed}
         await self._thread(sweep)
 
-    def _flight(self, name: str, layer: Source) -> Flight[LayerDisk]:
+    def _flight(self, name: str, layer: DiskSource) -> Flight[LayerDisk]:
         """Return the making of a layer's disk. :param name: the diff id, or `Source.upon`."""
         flight = self._flights.get(name)
         if flight is None or flight.done:
             flight = self._flights[name] = Flight(self._made(name, layer))
         return flight
 
-    async def _made(self, name: str, layer: Source) -> LayerDisk:
+    async def _made(self, name: str, layer: DiskSource) -> LayerDisk:
         target = self._new / name.removeprefix("sha256:")
         what = f"making the disk of layer {layer.diff_id}"
         try:
@@ -285,7 +285,7 @@ class LayerDisks:
         path = self._path(diff_id)
         _thd_remove([_beside(path), path])
 
-    def _thd_check_room(self, layer: Source) -> None:
+    def _thd_check_room(self, layer: DiskSource) -> None:
         """Refuse before the node's disk is full rather than after."""
         stat = os.statvfs(self._directory)
         if layer.unpacked > stat.f_bavail * stat.f_frsize:
@@ -294,7 +294,7 @@ class LayerDisks:
                 f"{layer.diff_id} needs about {layer.unpacked}; remove images or make room, then call again"
             )
 
-    def _thd_keep(self, diff_id: str, target: Path, built: Built) -> LayerDisk:
+    def _thd_keep(self, diff_id: str, target: Path, built: BuiltDisk) -> LayerDisk:
         path = self._path(diff_id)
         try:
             target.replace(path)

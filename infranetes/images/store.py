@@ -28,7 +28,7 @@ from twisted.logger import Logger
 from infranetes.images import archive, index, usage
 from infranetes.images.auth import Credentials
 from infranetes.images.config import ImagesConfig
-from infranetes.images.disks import Built, LayerDisks, Make, Source, stacked, until_landed
+from infranetes.images.disks import BuiltDisk, DiskSource, LayerDisks, Make, stacked, until_landed
 from infranetes.images.erofs.build import Builder
 from infranetes.images.erofs.limits import Limits
 from infranetes.images.index import Image, Record
@@ -319,7 +319,7 @@ class ImageStore:
             self.prepare(record.id)
         return self._records.get(record.id, record)
 
-    async def _make_disks(self, record: Record, layers: Sequence[Source]) -> Sequence[LayerDisk]:
+    async def _make_disks(self, record: Record, layers: Sequence[DiskSource]) -> Sequence[LayerDisk]:
         try:
             async with self.held(record.id):
                 return await self._disks.get(layers)
@@ -328,7 +328,7 @@ class ImageStore:
         finally:
             del self._making[record.id]
 
-    async def _make_disk(self, layer: Source, target: Path) -> Built:
+    async def _make_disk(self, layer: DiskSource, target: Path) -> BuiltDisk:
         limits = Limits(max_bytes=self._config.max_layer_bytes)
         return await self._builder.build(
             layer.blob, layer.compression, target, layer.diff_id, limits, layer.disks_below

@@ -14,7 +14,7 @@ from infranetes.identity.authority import Authority
 from infranetes.machines.agent.client import AgentClient, Connect
 from infranetes.observer import Observer
 from infranetes.providers.interface import Attachment, IPodProvider, Size
-from infranetes.services.timing import Progress
+from infranetes.services.timing import RuleProgress
 
 
 class VmRecord(Protocol):
@@ -133,7 +133,7 @@ class RuleSender(Protocol):
     def trouble(self) -> str:
         """Why rules can't be sent to the VM now; "": they can be."""
 
-    def progress(self) -> Progress:
+    def progress(self) -> RuleProgress:
         """Return how far the VM is."""
 
     async def when_told(self) -> None:

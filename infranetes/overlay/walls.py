@@ -20,7 +20,7 @@ import attrs
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from infranetes.firewalls.pods import Firewalls
+from infranetes.firewalls.pods import FirewallTables
 from infranetes_common.concurrency import replace_file, run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.nftables_watch import open_socket
@@ -64,7 +64,7 @@ class OverlayFirewalls:
         self._directory = directory
         self._enforcing = enforcing
         table = f"infranetes_{device}_firewalls"
-        self._firewalls: Firewalls[_Pod] = Firewalls(reactor, table, device, None, inside, opener)
+        self._firewalls: FirewallTables[_Pod] = FirewallTables(reactor, table, device, None, inside, opener)
 
     def watch(self) -> None:
         """Repair tables soon after another program has changed them, until `stop`. Idempotent."""

@@ -36,7 +36,7 @@ class _Group:
     pods: Mask = 0
 
 
-class Firewalls:
+class FirewallMaker:
     """Makes both directions of a pod's firewall.
 
     :param select: returns the selection of a peer or port name, in small steps.

@@ -15,7 +15,7 @@ from itertools import chain
 import attrs
 
 from infranetes.kubernetes.fields import Name
-from infranetes.policies.firewall import Firewalls, Parts
+from infranetes.policies.firewall import FirewallMaker, Parts
 from infranetes.policies.interface import LocalPod
 from infranetes.policies.objects import NamedPort, Pod, Policy, Steps
 from infranetes.policies.selections import Criterion, Selection, Selections
@@ -214,7 +214,7 @@ class Model:
             uses.add(criterion)
             return self._select(criterion, id)
 
-        made = Firewalls(select, self._slots, self._unions)
+        made = FirewallMaker(select, self._slots, self._unions)
         ingress = [policy.ingress for policy in policies if policy.ingress is not None]
         egress = [policy.egress for policy in policies if policy.egress is not None]
         firewall = PodFirewall(

@@ -34,7 +34,7 @@ from infranetes.publish.aws_errors import explained, is_code
 from infranetes.publish.interface import MACHINE, CloudImage, Publication, Published, Report
 from infranetes.publish.journal import Journal
 from infranetes.publish.plan import BLOCK, DiskPlan, in_base64, read_block
-from infranetes.publish.progress import Progress
+from infranetes.publish.progress import UploadProgress
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 
 KEY, KIND = "infranetes-publication", "infranetes-kind"  # tags of snapshots and images
@@ -47,7 +47,7 @@ CANCEL_MINUTES = 60
 
 
 class AwsPublisher:
-    """See `Publisher`.
+    """See `ImagePublisher`.
 
     :param protected: the image that the configuration names. :param boot_mode: of instances."""
 
@@ -146,7 +146,7 @@ class AwsPublisher:
         """Send the blocks that the snapshot lacks."""
         missing = [block for block in disk.digests if str(block) not in journal.parts]
         sent = (len(disk.digests) - len(missing)) * BLOCK
-        progress = Progress(f"upload to {id}", len(disk.digests) * BLOCK, report, sent)
+        progress = UploadProgress(f"upload to {id}", len(disk.digests) * BLOCK, report, sent)
         known_by = self._clock() + UNKNOWN_SECONDS
         with disk.path.open("rb", buffering=0) as file, ThreadPoolExecutor(PARALLEL) as pool:
             todo = iter(missing)

@@ -28,9 +28,9 @@ from infranetes.guest.cloud_recipe import DEFAULT_KIND, KINDS
 from infranetes.publish.first_image import build_first_image
 from infranetes.publish.interface import (
     CloudImage,
+    ImagePublisher,
     Publication,
     Published,
-    Publisher,
     Report,
     label_of,
 )
@@ -49,7 +49,7 @@ class Connect(Protocol):
 
     def __call__(
         self, table: Mapping[str, object], source: str, options: argparse.Namespace
-    ) -> Publisher: ...
+    ) -> ImagePublisher: ...
 
 
 # Each cloud's `Connect`, and what has to be installed for it. A module is imported when it is needed.
@@ -304,7 +304,7 @@ def choose(
 # ---- Both
 
 
-def _publisher(options: argparse.Namespace) -> Publisher:
+def _publisher(options: argparse.Namespace) -> ImagePublisher:
     """Return the publisher to the account that the configuration names.
 
     :raise ConfigError: it names none. :raise FailedPrecondition: a library is missing."""

@@ -51,7 +51,7 @@ WAIT_SECONDS = 1800.0
 
 
 class GcpPublisher:
-    """See `Publisher`.
+    """See `ImagePublisher`.
 
     :param storage: None: there is no bucket, and nothing can be published.
     :param zones: where disks of images are looked for. :param configured: the configuration's image.

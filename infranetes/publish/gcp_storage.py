@@ -21,7 +21,7 @@ from infranetes.providers.cloud.gcp.credentials import SCOPE, Credentials
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.publish.interface import Report
 from infranetes.publish.journal import Journal
-from infranetes.publish.progress import Progress
+from infranetes.publish.progress import UploadProgress
 from infranetes.publish.resumable import Outcome, ResumableUpload
 from infranetes_common.errors import (
     FailedPrecondition,
@@ -90,7 +90,7 @@ class Storage:
             journal.placed(session)
             outcome = Outcome.GO_ON
         where = f"gs://{self.bucket}/{name}"
-        progress = Progress(f"upload to {where}", upload.size, report, upload.kept)
+        progress = UploadProgress(f"upload to {where}", upload.size, report, upload.kept)
         with file.open("rb") as content:
             while outcome is not Outcome.DONE:
                 before = upload.kept

@@ -96,7 +96,7 @@ class CloudImage:
     used_by: str = ""
 
 
-class Publisher(Protocol):
+class ImagePublisher(Protocol):
     """A publisher for one account of one cloud. Errors are `InfranetesError`s that say what to do."""
 
     cloud: str

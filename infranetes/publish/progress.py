@@ -20,7 +20,7 @@ def readable(size: float) -> str:
     return f"{size:.1f} {_UNITS[unit]}" if unit and size < 100 else f"{size:.0f} {_UNITS[unit]}"
 
 
-class Progress:
+class UploadProgress:
     """The progress of one upload.
 
     :param total: bytes. :param done: bytes that an earlier run has sent."""

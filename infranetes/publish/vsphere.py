@@ -43,7 +43,7 @@ class Deploy(Protocol):
 
 
 class VspherePublisher:
-    """See `Publisher`.
+    """See `ImagePublisher`.
 
     :param folder: image_folder. :param configured: the configuration's image. :param end: ends the sessions.
     """

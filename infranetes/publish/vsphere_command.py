@@ -10,7 +10,7 @@ from infranetes.providers.cloud.vsphere.deployments import LibraryDeployments
 from infranetes.providers.cloud.vsphere.driver import Driver
 from infranetes.providers.cloud.vsphere.inventory import VCenterInventory
 from infranetes.providers.cloud.vsphere.rest import Rest
-from infranetes.providers.cloud.vsphere.session import VOLUMES_API, Session
+from infranetes.providers.cloud.vsphere.session import VOLUMES_API, VCenterSession
 from infranetes.providers.cloud.vsphere.settings import Settings
 from infranetes.providers.cloud.vsphere.storage import Storage
 from infranetes.publish.vsphere import VspherePublisher
@@ -42,8 +42,8 @@ def publisher(settings: Settings) -> VspherePublisher:
         return Rest(*who, timeout)
 
     seconds = settings.call_seconds
-    storage = Storage(Session(*who, seconds, api=VOLUMES_API))
-    driver = Driver(Session(*who, seconds), rest(seconds), storage)
+    storage = Storage(VCenterSession(*who, seconds, api=VOLUMES_API))
+    driver = Driver(VCenterSession(*who, seconds), rest(seconds), storage)
     deployments = LibraryDeployments(settings, VCenterInventory(settings), rest)
 
     def shelf() -> Shelf:

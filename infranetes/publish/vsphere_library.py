@@ -19,7 +19,7 @@ from infranetes.providers.cloud.vsphere.library import Library
 from infranetes.providers.cloud.vsphere.rest import Rest, malformed_answer
 from infranetes.providers.cloud.vsphere.session import PORT, tls_context
 from infranetes.publish.interface import Report
-from infranetes.publish.progress import Progress
+from infranetes.publish.progress import UploadProgress
 
 _ITEM = "/rest/com/vmware/content/library/item"
 _UPDATE = f"{_ITEM}/update-session"
@@ -103,7 +103,7 @@ class Shelf:
         self._put(self._endpoint(session, name, len(content)), content)
         name, path = disk
         size = path.stat().st_size
-        progress = Progress(f"upload of {name}", size, report)
+        progress = UploadProgress(f"upload of {name}", size, report)
         with path.open("rb") as file:
             self._put(self._endpoint(session, name, size), _Reading(file, size, progress))
         self._rest._thd_request("POST", f"{_UPDATE}/id:{quote(session)}?~action=complete")
@@ -163,7 +163,7 @@ class Shelf:
 class _Reading:
     """A file that tells how much of it was read."""
 
-    def __init__(self, file: BinaryIO, size: int, progress: Progress) -> None:
+    def __init__(self, file: BinaryIO, size: int, progress: UploadProgress) -> None:
         self._file, self._size, self._progress = file, size, progress
 
     def __len__(self) -> int:

@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 from infranetes.services.messages import Batches
 from infranetes.services.pace import Pace
 from infranetes.services.table import Change, Table
-from infranetes.services.timing import Progress, Times
+from infranetes.services.timing import RuleProgress, Times
 from infranetes_common.concurrency import Notifier, backoff, sleep, start
 from infranetes_common.errors import InfranetesError, InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver
@@ -96,11 +96,11 @@ class RuleSender:
         while self.number < 0 and not self._over:
             await self._told.wait()
 
-    def progress(self) -> Progress:
+    def progress(self) -> RuleProgress:
         """Return how far the VM is."""
         changes = self._table.since(self.number)
         heard = self._heard_at
-        return Progress(
+        return RuleProgress(
             self.number,
             None if changes is None else self._lacked(changes),
             self.trouble,

@@ -59,7 +59,7 @@ class Times:
 
 
 @attrs.frozen
-class Progress:
+class RuleProgress:
     """How far a VM is with its rules.
 
     :ivar number: the number up to which it has the changes; -1: not known.

@@ -15,7 +15,7 @@ import attrs
 
 from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes.providers.interface import Refused, Share
-from infranetes.services.timing import Progress
+from infranetes.services.timing import RuleProgress
 from infranetes_common.wire import cri, vmserver
 
 LABELS = ("id", "name", "image", "container", "pod", "namespace")
@@ -201,7 +201,7 @@ _NETWORK = (
     _network("transmit_errors", "Errors while sending.", "send_errors"),
 )
 
-_SERVICES: tuple[_Metric[Progress], ...] = (
+_SERVICES: tuple[_Metric[RuleProgress], ...] = (
     _Metric("infranetes_service_rules_current", "Whether the VM has the rules of Services as they are.",
             cri.GAUGE, lambda one: [((), int(one.current))]),
     _Metric("infranetes_service_rules_behind", "Changes of these that the VM lacks.",
@@ -244,7 +244,7 @@ def descriptors() -> list[cri.MetricDescriptor]:
 def sandbox_metrics(
     sandbox: Sandbox,
     answer: vmserver.StatsResponse,
-    progress: Progress | None = None,
+    progress: RuleProgress | None = None,
     refused: Mapping[Share, Refused] | None = None,
 ) -> cri.PodSandboxMetrics:
     """Return a sandbox's metrics: its VM's, and those of the containers that run.

@@ -96,7 +96,7 @@ class NamespaceMachine:
         document = encode(attrs.evolve(identity, now_nanos=0, entropy="", listen=f"0.0.0.0:{AGENT_PORT}"))
         self._disk_made = Flight(run_in_thread(self._reactor, self._thd_make_disk, document.decode()))
         await self._disk_made.join()
-        described: hypervisor.Hardware = {
+        described: hypervisor.MachineSpec = {
             "id": self._id,
             "address": self._hardware["address"],
             "gateway": self._hardware["gateway"],

@@ -3,9 +3,9 @@
 
     python -m infranetes_simulation.machine.hypervisor DIRECTORY
 
-The first line of its input is a `Hardware` as JSON; each further one changes the agent's behaviour (`guest`).
-It writes ``running`` once the VM runs. It ends when the VM does, and then only the VM's directory is left. If
-it is killed, the VM's cgroup is left too.
+The first line of its input is a `MachineSpec` as JSON; each further one changes the agent's behaviour
+(`guest`). It writes ``running`` once the VM runs. It ends when the VM does, and then only the VM's directory
+is left. If it is killed, the VM's cgroup is left too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ END_SECONDS = 15.0
 _NOT_GIVEN = "-sys_time,-sys_module,-sys_boot"
 
 
-class Hardware(TypedDict):
+class MachineSpec(TypedDict):
     """The description of a VM to start."""
 
     id: str
@@ -54,7 +54,7 @@ def _off(number: int, frame: FrameType | None) -> None:
 class Hypervisor:
     """A VM and its resources on the machine."""
 
-    def __init__(self, hardware: Hardware, directory: str) -> None:
+    def __init__(self, hardware: MachineSpec, directory: str) -> None:
         self._hardware = hardware
         self._lock = Path(hardware["lock"])
         self._cable = network.cable_of(hardware["bridge"], hardware["id"])
@@ -131,7 +131,7 @@ def main(directory: str) -> int:
     """Run the program."""
     signal.signal(signal.SIGTERM, _off)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    hardware: Hardware = json.loads(read_line())
+    hardware: MachineSpec = json.loads(read_line())
     hypervisor = Hypervisor(hardware, directory)
     try:
         hypervisor.turn_on()

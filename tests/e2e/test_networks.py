@@ -28,7 +28,7 @@ from infranetes.overlay.config import OverlayConfig
 from infranetes.overlay.overlay import Overlay
 from infranetes.overlay.tunnels import Tunnels
 from infranetes.overlay.walls import OverlayFirewalls
-from infranetes.providers.qemu.network.firewalls import Firewalls
+from infranetes.providers.qemu.network.firewalls import BridgeFirewalls
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.pod_firewall import CLOSED, OPEN, Allowed, PodFirewall, Ports
 from infranetes_common.wire import cri, vmserver
@@ -76,7 +76,7 @@ class NetworkPolicyTests(PodCase):
         try:
             await super().end_everything()
         finally:
-            await Firewalls(reactor, self.network.bridge).remove()
+            await BridgeFirewalls(reactor, self.network.bridge).remove()
 
     def allow(self, address: str) -> None:
         """Make a policy that lets this address reach a port of the pod."""

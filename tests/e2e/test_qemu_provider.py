@@ -42,7 +42,7 @@ from infranetes.providers.interface import (
 from infranetes.providers.qemu.host import accelerator, uids
 from infranetes.providers.qemu.host.privileges import QemuUser
 from infranetes.providers.qemu.network.bridge import BridgePort
-from infranetes.providers.qemu.network.firewalls import Firewalls
+from infranetes.providers.qemu.network.firewalls import BridgeFirewalls
 from infranetes.providers.qemu.program.command_line import CommandLine, Fd
 from infranetes.providers.qemu.program.process import pids_by_argument
 from infranetes.providers.qemu.provider import QemuProvider
@@ -471,7 +471,7 @@ class QemuFirewallsTests(QemuCase, ClosedPodsContract, TestCase):
         return found
 
     def break_enforcing(self) -> Callable[[], None]:
-        broken = self.patch(Firewalls, "_nft", self.refuse)
+        broken = self.patch(BridgeFirewalls, "_nft", self.refuse)
         return lambda: broken.restore()
 
     async def refuse(self, script: str) -> None:

@@ -25,7 +25,7 @@ class File:
     :ivar place: of a device, which one it is.
     """
 
-    def __init__(self, image: Image, number: int) -> None:
+    def __init__(self, image: LayerImage, number: int) -> None:
         self.key = (image.descriptor, number)
         self._image, self._number = image, number
         at = image.meta + number * SLOT
@@ -57,7 +57,7 @@ class File:
             yield memoryview(data) if data.strip(b"\0") else len(data)
 
 
-class Image:
+class LayerImage:
     """An image of a layer, open at `descriptor`."""
 
     def __init__(self, descriptor: int) -> None:
@@ -92,7 +92,7 @@ class Below:
     """The layers below. :param descriptors: their images', lowest first."""
 
     def __init__(self, descriptors: Sequence[int]) -> None:
-        self._images = [Image(descriptor) for descriptor in reversed(descriptors)]
+        self._images = [LayerImage(descriptor) for descriptor in reversed(descriptors)]
 
     def find(self, parts: Sequence[bytes]) -> File | list[bytes] | None:
         """Return the file at a path, as overlayfs shows it; None: there is none.

@@ -31,7 +31,7 @@ _HASH_CHUNK = 1 << 20
 
 
 @attrs.frozen
-class Built:
+class BuiltLayer:
     """An image that is in its place.
 
     :ivar size: bytes. :ivar digest: sha256: and 64 hex digits of the image.
@@ -56,7 +56,7 @@ class Builder:
         diff_id: str,
         limits: Limits,
         below: Sequence[Path] = (),
-    ) -> Built:
+    ) -> BuiltLayer:
         """Make the erofs image of a layer. One call per target at a time.
 
         The image appears whole, synced and read-only, or not at all; the caller syncs its directory. When
@@ -88,7 +88,7 @@ class Builder:
 
     async def _make(
         self, files: _Files, compression: str, target: Path, diff_id: str, limits: Limits
-    ) -> Built:
+    ) -> BuiltLayer:
         descriptors = (files.layer, files.image, *files.below)
         ended = await self._process.make(descriptors, compression, diff_id, limits)
         if ended.code:
@@ -125,7 +125,7 @@ class _Files:
                 os.close(descriptor)
 
 
-def _thd_finish(image: int, target: Path, stop: threading.Event) -> Built:
+def _thd_finish(image: int, target: Path, stop: threading.Event) -> BuiltLayer:
     """Sync and sum the image, both at once, and give it its name unless `stop` is set meanwhile."""
     part = target.with_name(target.name + PART)
     with ThreadPoolExecutor(1) as pool:
@@ -137,14 +137,14 @@ def _thd_finish(image: int, target: Path, stop: threading.Event) -> Built:
     return built
 
 
-def _thd_sum(path: Path, stop: threading.Event) -> Built:
+def _thd_sum(path: Path, stop: threading.Event) -> BuiltLayer:
     summed, size = hashlib.sha256(), 0
     chunk = memoryview(bytearray(_HASH_CHUNK))  # reused: getting new memory takes half as long as reading
     with open(path, "rb", buffering=0) as file:
         while not stop.is_set() and (read := file.readinto(chunk)):
             summed.update(chunk[:read])
             size += read
-    return Built(size, f"sha256:{summed.hexdigest()}")
+    return BuiltLayer(size, f"sha256:{summed.hexdigest()}")
 
 
 def _error(ended: Ended, diff_id: str, target: Path) -> InfranetesError:

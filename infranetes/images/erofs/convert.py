@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from infranetes.images.erofs import source, tar
 from infranetes.images.erofs.below import Below
 from infranetes.images.erofs.limits import BAD, FAILED, FULL, LINKS, BadLayer, Limits, LinksBelow
-from infranetes.images.erofs.source import Source
+from infranetes.images.erofs.source import TarStream
 from infranetes.images.erofs.tree import Tree
 from infranetes.images.erofs.writer import Writer
 
@@ -28,7 +28,7 @@ def convert(
     """
     tree = Tree(limits, Below(below) if below else None)
     writer = Writer(image, tree)
-    with Source(source.chunks(layer, compression), limits.max_bytes) as stream:
+    with TarStream(source.chunks(layer, compression), limits.max_bytes) as stream:
         for entry in tar.entries(stream, limits):
             node = tree.add(entry)
             if node is not None:

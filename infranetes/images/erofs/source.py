@@ -76,7 +76,7 @@ def _unzstd(descriptor: int) -> Iterator[bytes]:
             raise BadLayer(f"it is not the zstd file it is said to be: {e}") from None
 
 
-class Source:
+class TarStream:
     """The stream, with threads of its own that read, uncompress and sum ahead of who takes from it.
 
     A context manager: at its end the threads have ended.
@@ -99,7 +99,7 @@ class Source:
         self._summing.start()
         self._reading.start()
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> TarStream:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from infranetes.images.erofs.limits import BadLayer
-from infranetes.images.erofs.source import Source
+from infranetes.images.erofs.source import TarStream
 
 BLOCK = 512
 MAX_EXTENTS = 100_000
@@ -26,7 +26,7 @@ def is_sparse(pax: Mapping[bytes, bytes]) -> bool:
     return any(key.startswith(b"GNU.sparse.") for key in pax)
 
 
-def old_map(source: Source, header: bytes) -> tuple[Extents, int]:
+def old_map(source: TarStream, header: bytes) -> tuple[Extents, int]:
     """Return the map in a header and in the blocks after it, which are taken, and the file's size."""
     numbers = _octals(header[386:482])
     size = _octals(header[483:495])[0]
@@ -60,7 +60,7 @@ def _octals(data: bytes) -> list[int]:
     return found
 
 
-def pax_map(source: Source, pax: Mapping[bytes, bytes]) -> tuple[Extents, int]:
+def pax_map(source: TarStream, pax: Mapping[bytes, bytes]) -> tuple[Extents, int]:
     """Return the map that a PAX header has or that is before the data, which is then taken; and the size."""
     size = _decimal(pax.get(b"GNU.sparse.realsize") or pax.get(b"GNU.sparse.size") or b"")
     if b"GNU.sparse.map" in pax:
@@ -74,7 +74,7 @@ def pax_map(source: Source, pax: Mapping[bytes, bytes]) -> tuple[Extents, int]:
     return tuple(zip(numbers[::2], numbers[1::2], strict=True)), size
 
 
-def _numbers_before_data(source: Source) -> list[int]:
+def _numbers_before_data(source: TarStream) -> list[int]:
     """Read a line with the count of extents, and two for each, in whole blocks."""
     text, wanted = b"", 1
     lines: list[int] = []
@@ -116,7 +116,7 @@ def check(extents: Extents, size: int, stored: int) -> None:
         raise _malformed()
 
 
-def pieces(source: Source, extents: Extents, size: int) -> Iterator[memoryview | int]:
+def pieces(source: TarStream, extents: Extents, size: int) -> Iterator[memoryview | int]:
     """Yield a file's content from its data in the stream: data, and the lengths of holes."""
     at = 0
     for offset, length in (*extents, (size, 0)):

@@ -14,7 +14,7 @@ import attrs
 
 from infranetes.images.erofs import sparse
 from infranetes.images.erofs.limits import BadLayer, Limits, quoted
-from infranetes.images.erofs.source import Source
+from infranetes.images.erofs.source import TarStream
 from infranetes.images.erofs.sparse import Extents
 
 BLOCK = 512
@@ -57,7 +57,7 @@ class Entry:
     stored: int
     extents: Extents | None = None
 
-    def content(self, source: Source) -> Iterator[memoryview | int]:
+    def content(self, source: TarStream) -> Iterator[memoryview | int]:
         """Yield a regular file's data, and the lengths of its holes."""
         if self.extents is None:
             return source.pieces(self.size)
@@ -74,7 +74,7 @@ class _Extra:
     used: bool = False
 
 
-def entries(source: Source, limits: Limits) -> Iterator[Entry]:
+def entries(source: TarStream, limits: Limits) -> Iterator[Entry]:
     """Yield the entries. Who takes one reads as much of its data as it likes before it takes the next.
 
     :raise BadLayer: the stream is not a tar, or has more than the limits allow.
@@ -111,7 +111,7 @@ def entries(source: Source, limits: Limits) -> Iterator[Entry]:
             extra = _Extra()
 
 
-def _header(source: Source) -> bytes:
+def _header(source: TarStream) -> bytes:
     """Return the next header, or nothing at the archive's end."""
     header = source.take(BLOCK)
     if header == _ZEROS and (header := source.take(BLOCK)) == _ZEROS:
@@ -129,7 +129,7 @@ def _header(source: Source) -> bytes:
     return header
 
 
-def _extra_data(source: Source, kind: bytes, size: int, limits: Limits) -> bytes:
+def _extra_data(source: TarStream, kind: bytes, size: int, limits: Limits) -> bytes:
     limit = limits.header_bytes if kind in (_PAX, _GLOBAL_PAX) else limits.path_bytes + 1
     if not 0 <= size <= limit:
         raise BadLayer(

@@ -17,7 +17,7 @@ from infranetes.images.layer_disk import LayerDisk
 from infranetes.pods.images.file_chunks import FileChunks
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Sandbox
-from infranetes.pods.node.load_progress import Progress
+from infranetes.pods.node.load_progress import ImageLoadProgress
 from infranetes.providers.interface import IShowsDisks, ReadOnlyDisk, ShownDisk
 from infranetes_common.concurrency import Flight, backoff, settled, sleep
 from infranetes_common.errors import (
@@ -49,7 +49,7 @@ async def load_layers(node: NodeContext, sandbox: Sandbox, image: Image) -> str:
     :return: how much was missing, as a message.
     :raise InfranetesError: the image can't be loaded."""
     async with node.images.held(image.id):
-        with Progress(node.clock, sandbox, image.id) as progress:
+        with ImageLoadProgress(node.clock, sandbox, image.id) as progress:
             disks = await node.images.disks(image.id)
             configuration = await node.images.config(image.id)
             wanted = list({disk.diff_id: disk for disk in disks}.values())
@@ -63,7 +63,7 @@ async def _load(
     image: Image,
     wanted: Sequence[LayerDisk],
     configuration: bytes,
-    progress: Progress,
+    progress: ImageLoadProgress,
 ) -> None:
     patience, damaged = _Patience(node), False
     while True:
@@ -121,7 +121,7 @@ class _Patience:
 
 
 async def _bring(
-    node: NodeContext, sandbox: Sandbox, disks: Sequence[LayerDisk], progress: Progress, made: _Made
+    node: NodeContext, sandbox: Sandbox, disks: Sequence[LayerDisk], progress: ImageLoadProgress, made: _Made
 ) -> None:
     """Have the VM mount all of `disks`, waiting for those that another image's load brings."""
     while True:

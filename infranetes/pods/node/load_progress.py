@@ -19,7 +19,7 @@ _MIB = 1 << 20
 _log = Logger()
 
 
-class Progress:
+class ImageLoadProgress:
     """The progress of one image's load, logged every few seconds; a context manager.
 
     :ivar layers: how many layers were missing in the VM.
@@ -89,7 +89,7 @@ class Progress:
             seconds=self.seconds,
         )
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ImageLoadProgress:
         self._sandbox.loads.progress[self._image_id] = self
         self._next = self._clock.callLater(EVERY_SECONDS, self._tell)
         return self

@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IDelayedCall
 from infranetes_common.concurrency import Flight
 
 if TYPE_CHECKING:
-    from infranetes.pods.node.load_progress import Progress
+    from infranetes.pods.node.load_progress import ImageLoadProgress
 
 STREAMS = 3  # layers that are sent into one VM at once
 
@@ -32,7 +32,7 @@ class Loads:
 
     images: dict[str, Flight[None]] = attrs.field(factory=dict)
     layers: dict[str, Flight[None]] = attrs.field(factory=dict)
-    progress: dict[str, Progress] = attrs.field(factory=dict)
+    progress: dict[str, ImageLoadProgress] = attrs.field(factory=dict)
     arrived: dict[str, int] = attrs.field(factory=dict)
     streams: DeferredSemaphore = attrs.field(factory=lambda: DeferredSemaphore(STREAMS))
     removal: Flight[None] | None = None

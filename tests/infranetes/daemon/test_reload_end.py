@@ -17,7 +17,7 @@ from infranetes.daemon.reload import Reload
 from infranetes.daemon.service_manager import ServiceManager
 from infranetes_common.concurrency import start
 from infranetes_common.errors import ConfigError
-from infranetes_common.logging import Output
+from infranetes_common.logging import LogOutput
 from infranetes_common.reactors import installed
 
 
@@ -32,7 +32,7 @@ class EndTests(SynchronousTestCase):
         self.patch(reload, "run_in_thread", lambda *_: self.reading)
         known = ConfigInForce(read(str(file), {}))
         daemon = cast(Daemon, None)  # nothing is asked of it before the file has been read
-        self.reload = Reload(installed(), daemon, manager, Output(), known, lambda: read(str(file), {}))
+        self.reload = Reload(installed(), daemon, manager, LogOutput(), known, lambda: read(str(file), {}))
 
     def test_a_refusal(self) -> None:
         work = start(self.reload())

@@ -20,7 +20,7 @@ from infranetes.delegate.containerd_content import ContainerdContent
 from infranetes.delegate.images import DelegateImages
 from infranetes.delegate.layer_source import ILayerSource, Runtime
 from infranetes.images import ImagesConfig, LayerDisk
-from infranetes.images.disks import Built, Source
+from infranetes.images.disks import BuiltDisk, DiskSource
 from infranetes.images.manifest import host_platform
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
@@ -48,7 +48,7 @@ class Images(DelegateImages):
         self.gate: Deferred[None] = succeed(None)
         self.begun: Deferred[None] = Deferred()
 
-    async def _watched(self, layer: Source, target: Path) -> Built:
+    async def _watched(self, layer: DiskSource, target: Path) -> BuiltDisk:
         self.made.append(layer.diff_id)
         if not self.begun.called:
             self.begun.callback(None)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.flexvolume import options
-from infranetes.flexvolume.options import Refused, Volume
+from infranetes.flexvolume.options import InvalidOptions, Volume
 from infranetes.providers.volumes import MAX_NAME, is_volume_id
 from infranetes.volumes import published
 from infranetes_common.volume_disks import FILESYSTEMS
@@ -33,7 +33,7 @@ def volume(given: Mapping[str, str], kubelets: Mapping[str, str] = KUBELETS) -> 
 
 class VolumeTests(SynchronousTestCase):
     def refused(self, words: str, given: Mapping[str, str], kubelets: Mapping[str, str] = KUBELETS) -> None:
-        self.assertIn(words, str(self.assertRaises(Refused, volume, given, kubelets)))
+        self.assertIn(words, str(self.assertRaises(InvalidOptions, volume, given, kubelets)))
 
     def test_a_volume_by_its_id(self) -> None:
         self.assertEqual(
@@ -126,7 +126,7 @@ class ReadTests(SynchronousTestCase):
             json.dumps({f"kubernetes.io/{number}": "" for number in range(300)}),
             "\udcff",
         ):
-            self.assertRaises(Refused, options.read, text)
+            self.assertRaises(InvalidOptions, options.read, text)
 
     def test_secrets_of_any_length_are_left_alone(self) -> None:
         given = {**KUBELETS, "kubernetes.io/secret/key": "QQ==" * 10000}
@@ -135,4 +135,4 @@ class ReadTests(SynchronousTestCase):
     def test_names(self) -> None:
         self.assertEqual(options.name({"volumeID": "data", **KUBELETS}), "data")
         self.assertEqual(options.name({**KUBELETS, "kubernetes.io/pvOrVolumeName": "pv"}), "pv")
-        self.assertRaises(Refused, options.name, {})
+        self.assertRaises(InvalidOptions, options.name, {})

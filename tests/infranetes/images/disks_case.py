@@ -10,7 +10,7 @@ from pathlib import Path
 from twisted.internet.defer import Deferred, succeed
 
 from infranetes.images import Image, ImageStore, LayerDisk
-from infranetes.images.disks import Built, Source
+from infranetes.images.disks import BuiltDisk, DiskSource
 from tests.infranetes.images.support import StoreCase, small
 from tests.support.oci import BuiltImage
 
@@ -26,7 +26,7 @@ class Maker:
         self.running = self.most = 0
         self.gate: Deferred[None] = succeed(None)
 
-    async def __call__(self, source: Source, target: Path) -> Built:
+    async def __call__(self, source: DiskSource, target: Path) -> BuiltDisk:
         self.made.append(source.diff_id)
         self.running += 1
         self.most = max(self.most, self.running)

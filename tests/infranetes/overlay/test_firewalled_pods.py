@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from zope.interface import implementer
 
-from infranetes.firewalls.pods import Firewalls
+from infranetes.firewalls.pods import FirewallTables
 from infranetes.overlay.overlay import Overlay
 from infranetes.providers.interface import IFirewallsPods
 from infranetes_common.concurrency import deferred, run_in_thread
@@ -111,7 +111,7 @@ class OverlayFirewallsTests(ClosedPodsContract, TunnelCase):
         del self.found[machine]
 
     def break_enforcing(self) -> Callable[[], None]:
-        broken = self.patch(Firewalls, "_nft", self.refuse)
+        broken = self.patch(FirewallTables, "_nft", self.refuse)
         return lambda: broken.restore()
 
     async def refuse(self, script: str) -> None:

@@ -53,7 +53,7 @@ from infranetes.pods.vm.listing import Listing
 from infranetes.pods.vm.resize import Resizer
 from infranetes.pods.vm.sandbox_vm import reachable_machines
 from infranetes.providers.interface import Instance, InstanceSpec, InstanceState, IPodProvider
-from infranetes.services.timing import Progress
+from infranetes.services.timing import RuleProgress
 from infranetes_common.concurrency import Event, start
 from infranetes_common.errors import NotFound
 from infranetes_common.reactors import IReactor
@@ -323,8 +323,8 @@ class FakeSender:
     def stop(self) -> None:
         self.stopped += 1
 
-    def progress(self) -> Progress:
-        return Progress(-1, None, self.trouble, None, None, None, 0)
+    def progress(self) -> RuleProgress:
+        return RuleProgress(-1, None, self.trouble, None, None, None, 0)
 
     async def when_told(self) -> None:
         await self.told.wait()

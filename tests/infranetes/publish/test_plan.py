@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.publish.interface import ImageLabel, Publication, label_of
 from infranetes.publish.journal import Journal
 from infranetes.publish.plan import BLOCK, scan
-from infranetes.publish.progress import Progress, readable
+from infranetes.publish.progress import UploadProgress, readable
 from infranetes_common.errors import InvalidArgument
 from tests.infranetes.publish import disks
 
@@ -118,7 +118,7 @@ class ProgressTests(SynchronousTestCase):
 
     def test_a_line_every_five_seconds_and_at_the_end(self) -> None:
         now, said = [100.0], list[str]()
-        progress = Progress("upload", 1000 << 20, said.append, 500 << 20, lambda: now[0])
+        progress = UploadProgress("upload", 1000 << 20, said.append, 500 << 20, lambda: now[0])
         for _ in range(10):
             now[0] += 1
             progress.add(50 << 20)

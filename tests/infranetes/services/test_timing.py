@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.services.timing import MOST_NEWS, MOST_TIMES, News, Progress, Times
+from infranetes.services.timing import MOST_NEWS, MOST_TIMES, News, RuleProgress, Times
 
 
 class NewsTests(SynchronousTestCase):
@@ -32,7 +32,7 @@ class NewsTests(SynchronousTestCase):
 
     def test_a_vm_is_current_once_it_is_known_to_lack_nothing(self) -> None:
         for number, behind, current in ((5, 0, True), (5, 1, False), (5, None, False), (-1, 0, False)):
-            self.assertEqual(Progress(number, behind, "", None, None, None, 0).current, current)
+            self.assertEqual(RuleProgress(number, behind, "", None, None, None, 0).current, current)
 
 
 class TimesTests(SynchronousTestCase):

@@ -11,7 +11,7 @@ from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes.pods.store.records import ContainerRecord, SandboxRecord
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.providers.interface import Refused, Share
-from infranetes.services.timing import Progress
+from infranetes.services.timing import RuleProgress
 from infranetes.stats import metrics
 from infranetes.stats.translate import container_stats, sandbox_stats
 from infranetes_common.wire import cri, vmserver
@@ -135,7 +135,7 @@ class MetricsTests(SynchronousTestCase):
         self.keys = {one.name: list(one.label_keys) for one in metrics.descriptors()}
         of = sandbox()
         container(of)
-        progress = Progress(7, 3, "", 1.0, 0.25, 1.5, 9)
+        progress = RuleProgress(7, 3, "", 1.0, 0.25, 1.5, 9)
         refused = {Share.CONNECTIONS: Refused(300, 2)}
         self.found = metrics.sandbox_metrics(of, answer(), progress, refused)
 

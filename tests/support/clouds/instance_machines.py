@@ -75,7 +75,7 @@ class InstanceMachines:
     def run(self, id: str, address: str = "") -> None:
         """Turn a machine on. :param address: "": its agent sets one."""
         disk = self.disk(id)
-        described: hypervisor.Hardware = {
+        described: hypervisor.MachineSpec = {
             "id": id,
             "address": f"{address}/24" if address else "",
             "gateway": f"{self.gateway}/24",

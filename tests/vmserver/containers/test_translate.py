@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
 from vmserver.containers.accounts import Accounts
-from vmserver.containers.docker.accounts import Identity, configured, resolve
+from vmserver.containers.docker.accounts import DockerUser, configured, resolve
 from vmserver.containers.docker.cgroups import extra_files as cgroup_files
 from vmserver.containers.docker.security import seccomp_profile
 from vmserver.containers.docker.translate import create_body
@@ -31,7 +31,7 @@ def body(config: Any = None, **fields: Any) -> Any:
         "c1",
         IMAGE,
         config,
-        identity=configured(config.linux.security_context) or Identity("", ()),
+        identity=configured(config.linux.security_context) or DockerUser("", ()),
         files=FILES,
         log_options={"max-size": "1m"},
         exists=THERE.__contains__,

@@ -28,14 +28,14 @@ _MAX_IMAGES = 64  # the most images whose accounts are cached
 
 
 @attrs.frozen
-class Identity:
+class DockerUser:
     """Docker's fields `User` and `GroupAdd`."""
 
     user: str
     groups: tuple[int, ...]
 
 
-def configured(context: cri.LinuxContainerSecurityContext) -> Identity | None:
+def configured(context: cri.LinuxContainerSecurityContext) -> DockerUser | None:
     """Return the configured user and groups, if Docker can resolve them itself; None if `resolve` has to.
 
     :raise InvalidArgument: something is malformed; names the field.
@@ -43,16 +43,16 @@ def configured(context: cri.LinuxContainerSecurityContext) -> Identity | None:
     check(context)
     if context.HasField("run_as_group") or context.supplemental_groups_policy == cri.Strict:
         return None
-    return Identity(user_field(context), tuple(context.supplemental_groups))
+    return DockerUser(user_field(context), tuple(context.supplemental_groups))
 
 
-def resolve(context: cri.LinuxContainerSecurityContext, accounts: Accounts) -> Identity:
+def resolve(context: cri.LinuxContainerSecurityContext, accounts: Accounts) -> DockerUser:
     """Return the user and groups as numbers, looked up in the image's accounts.
 
     :raise InvalidArgument: the image has no such user or group.
     """
     user = shared.resolve(context, accounts)
-    return Identity(f"{user.uid}:{user.gid}", user.groups)
+    return DockerUser(f"{user.uid}:{user.gid}", user.groups)
 
 
 class ImageAccounts:

@@ -166,7 +166,9 @@ class DockerProvider:
             await sleep(self._reactor, RETRY_SECONDS[0])
         return container.state
 
-    async def _identity(self, image_id: str, context: cri.LinuxContainerSecurityContext) -> accounts.Identity:
+    async def _identity(
+        self, image_id: str, context: cri.LinuxContainerSecurityContext
+    ) -> accounts.DockerUser:
         """Return the user and groups of the first process."""
         configured = accounts.configured(context)
         if configured is not None:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from infranetes_common.wire import cri
 from vmserver.containers import device_checks, mount_checks, resources
-from vmserver.containers.docker.accounts import Identity
+from vmserver.containers.docker.accounts import DockerUser
 from vmserver.containers.docker.api import Request
 from vmserver.containers.docker.names import LABEL_ID, LABEL_IMAGES, LABEL_RESOURCES, LABEL_SHARES
 from vmserver.containers.docker.security import security_fields
@@ -32,7 +32,7 @@ def create_body(
     image_id: str,
     config: cri.ContainerConfig,
     *,
-    identity: Identity,
+    identity: DockerUser,
     files: Mapping[str, Path],
     log_options: Mapping[str, str],
     exists: Callable[[str], bool],

@@ -29,7 +29,7 @@ from vmserver.containers.oci.kernel import Kernel, find_kernel
 from vmserver.containers.oci.limits import linux_resources
 from vmserver.containers.oci.lookup import look_up
 from vmserver.containers.oci.pod_processes import PodProcesses
-from vmserver.containers.oci.record import Record
+from vmserver.containers.oci.record import OciRecord
 from vmserver.containers.oci.rootfs_paths import make_directory, make_file
 from vmserver.containers.oci.spec import NewContainer, container_spec, pid_namespace
 from vmserver.containers.oci.user_namespaces import FIELD, UserNamespaces, wanted_by
@@ -73,7 +73,7 @@ class Bundles:
             id=id, state=cri.CONTAINER_CREATED, created_at=time.time_ns(), image_id=image_id
         )
         state.resources.CopyFrom(config.linux.resources)
-        return self._index.new(Record(state, config))
+        return self._index.new(OciRecord(state, config))
 
     async def make(self, container: OciContainer, sandbox_config: cri.PodSandboxConfig) -> None:
         """Make a container's directory, bundle and root file system.

@@ -37,7 +37,7 @@ from infranetes_common.errors import DeadlineExceeded, InvalidArgument, Unavaila
 from infranetes_common.processes import ProcessEnd, start_ticks
 from infranetes_common.reactors import IReactor
 from vmserver.containers.oci import cgroup
-from vmserver.containers.oci.launch import Launch
+from vmserver.containers.oci.launch import ConmonLaunch
 from vmserver.containers.oci.runtime import REMEDY, Crun
 
 CREATE_SECONDS = 60.0  # for crun to create a container; it takes 0.4 s under emulation
@@ -146,7 +146,7 @@ class Conmon:
         """
         command = self._command(container)
         await run_in_thread(self._reactor, _unlink, container)
-        launch = Launch(self._reactor, command, container.bundle, self._cgroup(container))
+        launch = ConmonLaunch(self._reactor, command, container.bundle, self._cgroup(container))
         try:
             pid, message = await within(self._reactor, self._seconds, launch.result, "creating the container")
             if pid <= 0:

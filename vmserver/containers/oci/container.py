@@ -13,7 +13,7 @@ from infranetes_common.wire import vmserver as messages
 from vmserver.containers.oci.conmon import Monitored, Process
 from vmserver.containers.oci.control import Control
 from vmserver.containers.oci.log import CriLog, Cursor
-from vmserver.containers.oci.record import Phase, Record
+from vmserver.containers.oci.record import OciRecord, Phase
 
 
 class OciContainer:
@@ -26,7 +26,7 @@ class OciContainer:
     :ivar process: its first process and its conmon, once it runs. :ivar control: of that conmon.
     """
 
-    def __init__(self, record: Record, directory: Path) -> None:
+    def __init__(self, record: OciRecord, directory: Path) -> None:
         self.record = record
         self.directory = directory
         self.lock = DeferredLock()

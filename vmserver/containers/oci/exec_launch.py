@@ -65,7 +65,7 @@ class CommandGroups:
                 self._left[each] = None
 
 
-class Launch:
+class ExecLaunch:
     """One run of `crun exec`.
 
     :param groups: removes its cgroup. :param drain: see `FirstProcess`.

@@ -21,7 +21,7 @@ from infranetes_common.reactors import IReactor
 from vmserver.containers.child_exec import DRAIN_SECONDS, Captured
 from vmserver.containers.child_sessions import ExecSession
 from vmserver.containers.interface import ExecResult, ISession, Streams
-from vmserver.containers.oci.exec_launch import CommandGroups, Launch
+from vmserver.containers.oci.exec_launch import CommandGroups, ExecLaunch
 from vmserver.containers.oci.runtime import Crun
 from vmserver.containers.oci.terminal import ConsoleSocket, Terminal
 from vmserver.containers.sessions import Output, WriteGate
@@ -78,12 +78,12 @@ class Execs:
         )
         return piped
 
-    def _launch(self, id: str, process: Mapping[str, object], oom_score_adj: int) -> Launch:
+    def _launch(self, id: str, process: Mapping[str, object], oom_score_adj: int) -> ExecLaunch:
         status = self._crun.status(id)
         if status is None or not status.alive or status.waiting:
             raise FailedPrecondition(f"container {id} is not running")
         specification = json.dumps(process).encode()
-        return Launch(
+        return ExecLaunch(
             self._reactor,
             self._crun,
             id,
@@ -99,7 +99,7 @@ class Execs:
 class _SyncCommand(Captured):
     transport: Process
 
-    def __init__(self, reactor: IReactor, limit: int, launch: Launch, drain: float) -> None:
+    def __init__(self, reactor: IReactor, limit: int, launch: ExecLaunch, drain: float) -> None:
         super().__init__(reactor, limit, drain)
         self._launch = launch
 
@@ -126,7 +126,7 @@ class PipedSession(ExecSession):
 
     transport: Process
 
-    def __init__(self, reactor: IReactor, streams: Streams, launch: Launch, drain: float) -> None:
+    def __init__(self, reactor: IReactor, streams: Streams, launch: ExecLaunch, drain: float) -> None:
         super().__init__(reactor, streams, drain)
         self._launch = launch
 
@@ -159,7 +159,7 @@ class TerminalSession(ProcessProtocol):
     transport: Process
 
     def __init__(
-        self, reactor: IReactor, streams: Streams, launch: Launch, console: ConsoleSocket, drain: float
+        self, reactor: IReactor, streams: Streams, launch: ExecLaunch, console: ConsoleSocket, drain: float
     ) -> None:
         self._reactor = reactor
         self._drain = drain

@@ -14,7 +14,7 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError, NotFou
 from vmserver.containers.interface import Changed, Removed
 from vmserver.containers.oci import record as records
 from vmserver.containers.oci.container import OciContainer
-from vmserver.containers.oci.record import Record
+from vmserver.containers.oci.record import OciRecord
 from vmserver.validate import CONTAINER_ID
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -76,7 +76,7 @@ class ContainerIndex:
         """Return every container."""
         return list(self._containers.values())
 
-    def new(self, record: Record) -> OciContainer:
+    def new(self, record: OciRecord) -> OciContainer:
         """Return a new container, without a directory yet and not yet listed: see `add`."""
         return OciContainer(record, self._directory / record.state.id)
 
@@ -132,7 +132,7 @@ def unwritable(path: Path, error: OSError) -> ResourceExhausted | FailedPrecondi
     return kind(f"{path} can't be written: {error.strerror}")
 
 
-def _thd_load(directory: Path) -> tuple[list[tuple[Path, Record]], list[Path]]:
+def _thd_load(directory: Path) -> tuple[list[tuple[Path, OciRecord]], list[Path]]:
     """Return the directories with a record, by age, and those without one."""
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o711)  # lets the users of a user namespace reach their container's root directory

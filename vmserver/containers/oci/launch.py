@@ -32,7 +32,7 @@ _MAX_MESSAGE_BYTES = 64 * 1024
 _log = Logger()
 
 
-class Launch(ProcessProtocol):
+class ConmonLaunch(ProcessProtocol):
     """A conmon until it has reported the result of the creation.
 
     :ivar result: the pid of the container's first process, or -1 and why there is none.

@@ -64,7 +64,7 @@ class Phase(enum.Enum):
 
 
 @attrs.define
-class Record:
+class OciRecord:
     """A container's record."""
 
     state: messages.ContainerState
@@ -79,7 +79,7 @@ class Record:
         return {self.state.image_id, *volumes}
 
 
-def load(directory: Path) -> Record | None:
+def load(directory: Path) -> OciRecord | None:
     """Read the record in a container's directory; None if there is none.
 
     :raise ValueError: it can't be read; names the file. :raise OSError: the same."""
@@ -88,7 +88,7 @@ def load(directory: Path) -> Record | None:
         fields = json.loads(file.read_bytes())
         if fields["version"] != _VERSION:
             raise ValueError(f"its version is {fields['version']}, not {_VERSION}")
-        return Record(
+        return OciRecord(
             state=messages.ContainerState.FromString(base64.b64decode(fields["state"])),
             config=cri.ContainerConfig.FromString(base64.b64decode(fields["config"])),
             phase=Phase(fields["phase"]),
@@ -100,7 +100,7 @@ def load(directory: Path) -> Record | None:
         raise ValueError(f"{file} is unreadable: {error}") from error
 
 
-def serialized(record: Record) -> str:
+def serialized(record: OciRecord) -> str:
     """Return the text that `save` writes."""
     fields = {
         "version": _VERSION,

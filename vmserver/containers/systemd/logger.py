@@ -30,7 +30,7 @@ READ_BYTES = 64 * 1024
 RETRY_SECONDS = 0.2
 
 
-class Journal:
+class JournalWriter:
     """Sends entries to the journal, each exactly once, waiting while the journal is down."""
 
     def __init__(self, id: str, path: str) -> None:
@@ -61,7 +61,7 @@ class Journal:
                 time.sleep(RETRY_SECONDS)
 
 
-def split(journal: Journal, stream: str, data: bytes, last: bool) -> bytes:
+def split(journal: JournalWriter, stream: str, data: bytes, last: bool) -> bytes:
     """Send the complete lines and return the rest. With `last`, no more data will follow, and all is sent."""
     start = 0
     while start < len(data):
@@ -102,7 +102,7 @@ def main(id: str, path: str) -> None:
     signal.signal(signal.SIGUSR1, close_stdin)
     _ready()
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    journal = Journal(id, path)
+    journal = JournalWriter(id, path)
     selector = selectors.DefaultSelector()
     rest = {}
     for descriptor, stream in ((0, "stdout"), (1, "stderr")):

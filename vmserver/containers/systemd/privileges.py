@@ -31,7 +31,7 @@ ALL_CAPABILITIES = (
 
 
 @attrs.frozen
-class Identity:
+class UserIds:
     """The numeric user and groups of a container. systemd takes names only, which the VM may not have."""
 
     uid: int
@@ -40,7 +40,7 @@ class Identity:
     home: str
 
 
-def identity(context: cri.LinuxContainerSecurityContext) -> Identity | None:
+def identity(context: cri.LinuxContainerSecurityContext) -> UserIds | None:
     """Return the configured user and groups; None for root, or for a name that the VM does not have.
 
     :raise InvalidArgument: an id is out of range."""
@@ -70,7 +70,7 @@ def identity(context: cri.LinuxContainerSecurityContext) -> Identity | None:
     groups = set(context.supplemental_groups)
     if known is not None and context.supplemental_groups_policy != cri.Strict:
         groups |= set(os.getgrouplist(known.pw_name, known.pw_gid)) if known.pw_uid else set()
-    return Identity(uid, gid, tuple(sorted(groups)), known.pw_dir if known is not None else "/")
+    return UserIds(uid, gid, tuple(sorted(groups)), known.pw_dir if known is not None else "/")
 
 
 def setpriv(context: cri.LinuxContainerSecurityContext) -> list[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from infranetes.providers.cloud.calls.renewal import Renewed, TimedLease
 from infranetes.providers.cloud.gcp.credential_files import _thd_read
-from infranetes.providers.cloud.gcp.identities import Identity, Instance, impersonated
+from infranetes.providers.cloud.gcp.identities import AttachedAccount, Identity, impersonated
 from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.gcp.token_requests import TokenRequests, broken
 from infranetes.providers.cloud.gcp.tokens import _thd_token
@@ -76,7 +76,7 @@ class Credentials:
         if file.is_file():
             return _thd_read(file, "gcloud's")
         if self._is_instance():
-            return Instance()
+            return AttachedAccount()
         raise broken(
             f"neither key_file nor {_ENVIRONMENT} names any, gcloud has left none in {file}, and this "
             "machine is no instance of Compute Engine"

@@ -66,7 +66,7 @@ class ExternalAccount:
 
 
 @attrs.frozen
-class Instance:
+class AttachedAccount:
     """The service account of the instance that the node is."""
 
 
@@ -85,7 +85,7 @@ class Impersonated:
     seconds: int = HOUR
 
 
-Identity: TypeAlias = AccountKey | AuthorizedUser | ExternalAccount | Instance | Impersonated
+Identity: TypeAlias = AccountKey | AuthorizedUser | ExternalAccount | AttachedAccount | Impersonated
 """The identity that asks for a token."""
 
 

@@ -29,7 +29,7 @@ _WHOLE = {"Micro Instance with burstable CPU": "f1-micro", "Small Instance with 
 _UNITS = {"Core": "h", "Ram": "GiBy.h"}
 
 
-class Token(Protocol):
+class AccessToken(Protocol):
     """Gives the current token for the API."""
 
     @property
@@ -78,7 +78,7 @@ class PriceList:
     """A connection to the API, for one thread. :param endpoint: the one to use in place of Google's own; "":
     Google's own."""
 
-    def __init__(self, token: Token, timeout: float, endpoint: str) -> None:
+    def __init__(self, token: AccessToken, timeout: float, endpoint: str) -> None:
         self._token = token
         self._connection = _Connection(timeout=timeout, **connection_arguments(endpoint))
 

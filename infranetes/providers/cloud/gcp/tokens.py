@@ -23,11 +23,11 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 from infranetes.providers.cloud.gcp.identities import (
     AccountKey,
+    AttachedAccount,
     AuthorizedUser,
     ExternalAccount,
     Identity,
     Impersonated,
-    Instance,
 )
 from infranetes.providers.cloud.gcp.subject_tokens import _thd_subject_token
 from infranetes.providers.cloud.gcp.token_requests import Json, Service, TokenRequests, broken, passing
@@ -65,7 +65,7 @@ def _thd_token(who: Identity, scope: str, ask: TokenRequests) -> Token:
             return _thd_by_exchange(who, scope, ask)
         case Impersonated():
             return _thd_by_impersonation(who, scope, ask)
-        case Instance():
+        case AttachedAccount():
             return _thd_by_metadata(ask)
 
 

@@ -39,7 +39,7 @@ _VERSIONS: Mapping[str, tuple[str, str]] = {
 
 
 @attrs.frozen
-class Session:
+class KeystoneSession:
     """A token. :ivar endpoints: URLs of services, by their types."""
 
     token: str = attrs.field(repr=False)
@@ -76,21 +76,21 @@ class Credentials:
         self._session = Renewed("Keystone's token", self._thd_get)
 
     @property
-    def session(self) -> Session:
+    def session(self) -> KeystoneSession:
         """The current session. :raise CloudError: there is none; says whether that may pass."""
         return self._session._thd_now()
 
-    def _thd_forget(self, session: Session) -> None:
+    def _thd_forget(self, session: KeystoneSession) -> None:
         """Drop a session whose token was refused."""
         self._session._thd_forget(session)
 
-    def _thd_get(self) -> TimedLease[Session]:
+    def _thd_get(self) -> TimedLease[KeystoneSession]:
         try:
             return self._thd_new()
         except Exception as error:
             raise classify(error) from error
 
-    def _thd_new(self) -> TimedLease[Session]:
+    def _thd_new(self) -> TimedLease[KeystoneSession]:
         """Get a token. The file is read anew for each, so replacing it needs no restart of the daemon."""
         settings = self._settings
         access = clouds_file._thd_read(clouds_file.find(settings.clouds_file), settings.cloud)
@@ -101,7 +101,7 @@ class Credentials:
             raise _refused(int(answer.status), str(answer.body))
         try:
             token: Token = json.loads(answer.body)["token"]
-            session = Session(
+            session = KeystoneSession(
                 token=str(answer.headers["x-subject-token"]),
                 endpoints=endpoints(token, settings.region or access.region, access.interface),
                 project=(token.get("project") or {}).get("id", ""),

@@ -28,7 +28,7 @@ from libcloud.compute.types import NodeState
 from infranetes.providers.cloud.calls.connections import close_sockets
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.providers.cloud.openstack.connections import Trusting, words_of
-from infranetes.providers.cloud.openstack.credentials import Credentials, Session
+from infranetes.providers.cloud.openstack.credentials import Credentials, KeystoneSession
 from infranetes.providers.cloud.openstack.errors import MICROVERSION
 from infranetes.providers.cloud.openstack.libcloud_types import (
     Flavor,
@@ -59,7 +59,7 @@ class Connection(Trusting, OpenStackBaseConnection):  # type: ignore[misc]
     accept_format = "application/json"
     default_content_type = "application/json"
     service_type = ""
-    _session: Session  # with which the last request was sent
+    _session: KeystoneSession  # with which the last request was sent
 
     # Any: libcloud's base class takes them
     def __init__(self, *args: Any, credentials: Credentials, **options: Any) -> None:

@@ -28,11 +28,11 @@ from infranetes.providers.cloud.vsphere.deployments import LibraryDeployments
 from infranetes.providers.cloud.vsphere.disks import VsphereDisks
 from infranetes.providers.cloud.vsphere.driver import Driver
 from infranetes.providers.cloud.vsphere.inventory import VCenterInventory
-from infranetes.providers.cloud.vsphere.launches import Launch, Launches
+from infranetes.providers.cloud.vsphere.launches import Launches, VmLaunch
 from infranetes.providers.cloud.vsphere.library import Library
 from infranetes.providers.cloud.vsphere.pyvmomi_types import Entity, Node, Task
 from infranetes.providers.cloud.vsphere.rest import Rest
-from infranetes.providers.cloud.vsphere.session import VOLUMES_API, Session
+from infranetes.providers.cloud.vsphere.session import VOLUMES_API, VCenterSession
 from infranetes.providers.cloud.vsphere.settings import Settings
 from infranetes.providers.cloud.vsphere.snapshots import VsphereSnapshots
 from infranetes.providers.cloud.vsphere.storage import Storage
@@ -109,7 +109,9 @@ class VsphereCloud:
     def _thd_connect(self, timeout: float) -> Driver:
         settings = self._settings
         who = (settings.host, settings.username, settings.password_file, settings.ca_file, timeout)
-        return Driver(Session(*who), self._rest(timeout), Storage(Session(*who, api=VOLUMES_API)))
+        return Driver(
+            VCenterSession(*who), self._rest(timeout), Storage(VCenterSession(*who, api=VOLUMES_API))
+        )
 
     def _rest(self, timeout: float) -> Rest:
         settings = self._settings
@@ -152,7 +154,7 @@ class VsphereCloud:
         name = self._vms.name(request.token, request.number)
         launch = self._launches.get(name)
         if launch is None:
-            launch = Launch(name, request.sandbox_id, round(time.time(), 3), request.size, request)
+            launch = VmLaunch(name, request.sandbox_id, round(time.time(), 3), request.size, request)
             launch.polled_until = time.monotonic() + self._settings.settle_seconds
             fault = self._thd_clone(driver, launch, request)
             if fault is None:
@@ -164,7 +166,7 @@ class VsphereCloud:
             return _in_operation(launch)
         return self._thd_launched(driver, name)
 
-    def _thd_clone(self, driver: Driver, launch: Launch, request: LaunchRequest) -> CloudError | None:
+    def _thd_clone(self, driver: Driver, launch: VmLaunch, request: LaunchRequest) -> CloudError | None:
         """Begin to clone a VM. Returns vCenter's fault, if that was refused.
 
         :raise CloudError: it was not asked for, as something that it needs is missing."""
@@ -174,7 +176,7 @@ class VsphereCloud:
             self._vms._thd_forget(launch.name)
             raise
 
-    def _thd_begin_clone(self, driver: Driver, launch: Launch, request: LaunchRequest) -> CloudError | None:
+    def _thd_begin_clone(self, driver: Driver, launch: VmLaunch, request: LaunchRequest) -> CloudError | None:
         request, given = self._thd_with_address(request, launch.name)
         launch.address = given.address.partition("/")[0] if given is not None else ""
 
@@ -212,7 +214,7 @@ class VsphereCloud:
             raise launch.fault
         return vm
 
-    def _note_refusal(self, launch: Launch, fault: CloudError | None) -> None:
+    def _note_refusal(self, launch: VmLaunch, fault: CloudError | None) -> None:
         """Make the next launch avoid a host that has refused this one."""
         refused = fault is not None and fault.kind in (ErrorKind.TRANSIENT, ErrorKind.CAPACITY)
         if refused and launch.host is not None:
@@ -333,6 +335,6 @@ class VsphereCloud:
         return ""  # vSphere shows consoles only as pictures
 
 
-def _in_operation(launch: Launch) -> CloudVM:
+def _in_operation(launch: VmLaunch) -> CloudVM:
     """Return a VM whose clone is running."""
     return attrs.evolve(launching_vm(launch), operation=launch.task)

@@ -45,7 +45,7 @@ from infranetes.providers.cloud.vsphere.pyvmomi_types import (
     VMProperties,
 )
 from infranetes.providers.cloud.vsphere.rest import Rest
-from infranetes.providers.cloud.vsphere.session import Session
+from infranetes.providers.cloud.vsphere.session import VCenterSession
 from infranetes.providers.cloud.vsphere.storage import Storage
 
 _Collector = vmodl.query.PropertyCollector
@@ -72,7 +72,7 @@ Tasks: TypeAlias = dict[str, tuple[bool, Exception | None]]
 class ManagedClass(Protocol):
     """A class of managed objects, such as `vim.VirtualMachine`."""
 
-    def __call__(self, id: str, stub: Session) -> Any: ...  # Any: an object of that class
+    def __call__(self, id: str, stub: VCenterSession) -> Any: ...  # Any: an object of that class
 
 
 class Driver(VSphereNodeDriver):  # type: ignore[misc]
@@ -81,7 +81,7 @@ class Driver(VSphereNodeDriver):  # type: ignore[misc]
     :ivar rest: for calls that only vCenter's REST interface has. :ivar storage: for volumes, in a session of
         its own that begins when it is used, as their calls are of a newer release."""
 
-    def __init__(self, session: Session, rest: Rest, storage: Storage) -> None:
+    def __init__(self, session: VCenterSession, rest: Rest, storage: Storage) -> None:
         self.session = session
         self.rest = rest
         self.storage = storage

@@ -18,7 +18,7 @@ from infranetes.providers.cloud.interface import CloudError, ErrorKind, LaunchRe
 from infranetes.providers.cloud.vsphere import sizes, specs
 from infranetes.providers.cloud.vsphere.driver import Driver, ManagedClass
 from infranetes.providers.cloud.vsphere.hosts import Hosts, Needs
-from infranetes.providers.cloud.vsphere.launches import Launch
+from infranetes.providers.cloud.vsphere.launches import VmLaunch
 from infranetes.providers.cloud.vsphere.pyvmomi_types import (
     DataObject,
     Entity,
@@ -98,7 +98,7 @@ class VCenterInventory:
         return self._hosts._thd_choose(driver, pool, needs)
 
     def _thd_clone(
-        self, driver: Driver, launch: Launch, request: LaunchRequest, given: Network | None
+        self, driver: Driver, launch: VmLaunch, request: LaunchRequest, given: Network | None
     ) -> Task:
         """Begin to clone a VM and power it on.
 

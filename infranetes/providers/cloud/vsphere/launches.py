@@ -26,7 +26,7 @@ _MANY_PAUSES = (*_PAUSES, 0.5, 0.5, 0.5, 0.5, 0.5)
 
 
 @attrs.define
-class Launch:
+class VmLaunch:
     """One VM that is being launched.
 
     :ivar request: what was asked for; None: only that a VM be powered on.
@@ -67,14 +67,14 @@ class Launches:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._all: dict[str, Launch] = {}
+        self._all: dict[str, VmLaunch] = {}
 
-    def get(self, name: str) -> Launch | None:
+    def get(self, name: str) -> VmLaunch | None:
         """Return the launch of a VM's name."""
         with self._lock:
             return self._all.get(name)
 
-    def put(self, launch: Launch) -> None:
+    def put(self, launch: VmLaunch) -> None:
         """Add a launch."""
         with self._lock:
             self._all[launch.name] = launch
@@ -84,7 +84,7 @@ class Launches:
         with self._lock:
             self._all.pop(name, None)
 
-    def all(self) -> list[Launch]:
+    def all(self) -> list[VmLaunch]:
         """Return all launches that are running or have failed."""
         with self._lock:
             return list(self._all.values())
@@ -96,7 +96,7 @@ class Launches:
                 each.name for each in self._all.values() if not each.running and each.fault is None
             )
 
-    def _thd_begin(self, launch: Launch, begin: Callable[[], Task]) -> CloudError | None:
+    def _thd_begin(self, launch: VmLaunch, begin: Callable[[], Task]) -> CloudError | None:
         """Begin a launch's next step. Returns vCenter's fault, if that was refused.
 
         :param begin: asks for the step and returns its task."""
@@ -116,7 +116,7 @@ class Launches:
             launch.task, launch.begun_at = task, time.monotonic()
         return None
 
-    def running(self) -> Sequence[Launch]:
+    def running(self) -> Sequence[VmLaunch]:
         """Return the launches whose tasks have not ended as far as is known, as they are now."""
         with self._lock:
             return [attrs.evolve(each) for each in self._all.values() if each.running and each.task]
@@ -140,7 +140,7 @@ class Launches:
                     del self._all[launch.name]
 
 
-def _end(launch: Launch, fault: Exception | None) -> bool:
+def _end(launch: VmLaunch, fault: Exception | None) -> bool:
     """Record that a launch's task has ended. Returns whether the launch is still of interest: if it is not,
     lists tell what there is."""
     launch.running = False

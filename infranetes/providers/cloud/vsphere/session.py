@@ -34,7 +34,7 @@ class _MethodInfo(Protocol):
     wsdlName: str
 
 
-class Session(VimSessionOrientedStub):  # type: ignore[misc]
+class VCenterSession(VimSessionOrientedStub):  # type: ignore[misc]
     """Sends requests. Logs in with the first one, and again when the session has expired.
 
     :param timeout: seconds that one answer may take. :param api: the release whose calls are made."""
@@ -117,7 +117,7 @@ class Session(VimSessionOrientedStub):  # type: ignore[misc]
 class _WithoutLogin(StubAdapterBase):  # type: ignore[misc]
     """Sends requests of a session without a login. The objects in the answers use the session."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: VCenterSession) -> None:
         super().__init__(session.version)
         self._session = session
 

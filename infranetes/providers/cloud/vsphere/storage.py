@@ -16,7 +16,7 @@ from infranetes.providers.cloud.vsphere.pyvmomi_types import (
     StorageObject,
     Task,
 )
-from infranetes.providers.cloud.vsphere.session import Session
+from infranetes.providers.cloud.vsphere.session import VCenterSession
 
 MIB = 1 << 20
 
@@ -76,7 +76,7 @@ class DiskSnapshot:
 class Storage:
     """Makes requests about first class disks and their files."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: VCenterSession) -> None:
         self._session = session
         self._content: ServiceContent | None = None
 

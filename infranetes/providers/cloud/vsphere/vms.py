@@ -31,7 +31,7 @@ from infranetes.providers.cloud.vsphere import specs
 from infranetes.providers.cloud.vsphere.addresses import Leases
 from infranetes.providers.cloud.vsphere.driver import Driver
 from infranetes.providers.cloud.vsphere.ends import Ends
-from infranetes.providers.cloud.vsphere.launches import Launch, Launches
+from infranetes.providers.cloud.vsphere.launches import Launches, VmLaunch
 from infranetes.providers.cloud.vsphere.pyvmomi_types import Entity, Node
 from infranetes.providers.interface import InstanceState, ProviderContext
 
@@ -194,7 +194,7 @@ class VMs:
                 with self._lock:
                     self._tags[node.id] = tags
 
-    def _tags_of(self, launch: Launch) -> Tags:
+    def _tags_of(self, launch: VmLaunch) -> Tags:
         """Return the tags with which a VM is cloned."""
         return Tags(
             name=launch.name,
@@ -260,10 +260,10 @@ class VMs:
             self._record_run(name)
         return name in self._ran
 
-    def _thd_power_on(self, driver: Driver, name: str, node: Node) -> Launch:
+    def _thd_power_on(self, driver: Driver, name: str, node: Node) -> VmLaunch:
         """Power a VM on for the first time."""
         tags = self._tags[node.id]
-        launch = Launch(name, tags.sandbox_id, tags.created_at, _size(node), address=tags.address)
+        launch = VmLaunch(name, tags.sandbox_id, tags.created_at, _size(node), address=tags.address)
         fault = self._launches._thd_begin(launch, lambda: driver.start_node(node))
         if fault is not None and fault.kind is not ErrorKind.TRANSIENT:
             # A transient fault means that the VM is still being cloned, or already on.
@@ -306,12 +306,12 @@ class VMs:
         return ""
 
 
-def _may_be_powered_on(launch: Launch) -> bool:
+def _may_be_powered_on(launch: VmLaunch) -> bool:
     """Whether a VM whose launch has ended may run once it is powered on."""
     return launch.fault is None or (launch.request is not None and launch.fault.kind is ErrorKind.TRANSIENT)
 
 
-def launching_vm(launch: Launch) -> CloudVM:
+def launching_vm(launch: VmLaunch) -> CloudVM:
     """Return a VM that the inventory does not show yet, or never will."""
     return CloudVM(
         id=launch.name,

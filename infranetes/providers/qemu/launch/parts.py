@@ -9,7 +9,7 @@ from infranetes.providers.interface import ProviderContext
 from infranetes.providers.qemu.cgroups.placement import Placement
 from infranetes.providers.qemu.launch.uplink import BridgeUplink, NamespaceUplink, Uplink, UplinkOfRecord
 from infranetes.providers.qemu.network.bridge import Bridge
-from infranetes.providers.qemu.network.firewalls import Firewalls
+from infranetes.providers.qemu.network.firewalls import BridgeFirewalls
 from infranetes.providers.qemu.network.namespaces import Namespaces
 from infranetes.providers.qemu.network.pod_network import PodNetwork
 from infranetes.providers.qemu.settings import QemuSettings
@@ -39,7 +39,7 @@ def make_parts(
         cluster=context.cluster_networks,
         share=settings.connections,
     )
-    firewalls = Firewalls(reactor, settings.bridge) if context.network_policies else None
+    firewalls = BridgeFirewalls(reactor, settings.bridge) if context.network_policies else None
     network = PodNetwork(reactor, bridge, settings.pod_cidr, paths.network, firewalls)
     uplink = UplinkOfRecord(
         BridgeUplink(network), NamespaceUplink(Namespaces(reactor), context.joins_namespaces)

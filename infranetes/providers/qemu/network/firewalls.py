@@ -28,7 +28,7 @@ _TO_ONE = "ether daddr & 01:00:00:00:00:00 == 00:00:00:00:00:00"
 _TO_MANY = "ether daddr & 01:00:00:00:00:00 != 00:00:00:00:00:00"
 
 
-class Firewalls(pods.Firewalls[BridgePort]):
+class BridgeFirewalls(pods.FirewallTables[BridgePort]):
     """The tables of one bridge. :param bridge: its name."""
 
     def __init__(self, reactor: IReactor, bridge: str) -> None:

@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred, DeferredLock, succeed
 from twisted.logger import Logger
 
 from infranetes.providers.qemu.network.bridge import Bridge, BridgePort
-from infranetes.providers.qemu.network.firewalls import Firewalls
+from infranetes.providers.qemu.network.firewalls import BridgeFirewalls
 from infranetes.providers.subnet import subnet
 from infranetes_common.concurrency import replace_file, run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
@@ -36,7 +36,12 @@ class PodNetwork:
     """
 
     def __init__(
-        self, reactor: IReactor, bridge: Bridge, configured: str, path: Path, firewalls: Firewalls | None
+        self,
+        reactor: IReactor,
+        bridge: Bridge,
+        configured: str,
+        path: Path,
+        firewalls: BridgeFirewalls | None,
     ) -> None:
         self.bridge = bridge
         self._firewalls = firewalls
@@ -58,7 +63,8 @@ class PodNetwork:
     async def set_up(self, ports: Mapping[BridgePort, Path]) -> None:
         """Make or repair the bridge. :param ports: those of running VMs, and the VMs' directories."""
         if self._firewalls is None:
-            await Firewalls(self._reactor, self.bridge.name).remove()  # an earlier daemon may have had them
+            # An earlier daemon may have had them.
+            await BridgeFirewalls(self._reactor, self.bridge.name).remove()
         else:
             known = await run_in_thread(self._reactor, load_firewalls, ports)
             await self._firewalls.set_up(known)

@@ -18,7 +18,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import TestCase
 
 from infranetes.images.erofs import process
-from infranetes.images.erofs.build import Builder, Built
+from infranetes.images.erofs.build import Builder, BuiltLayer
 from infranetes.images.erofs.limits import Limits
 from infranetes_common.concurrency import deferred, start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError, ResourceExhausted
@@ -47,17 +47,17 @@ class BuildCase(TestCase):
 
     def build(
         self, data: bytes, compression: str = "", diff_id: str = digest(TAR), limits: Limits | None = None
-    ) -> Deferred[Built]:
+    ) -> Deferred[BuiltLayer]:
         layer = self.layer(data)
         return start(self.builder.build(layer, compression, self.target, diff_id, limits or Limits()))
 
-    async def failure(self, kind: type[Exception], work: Deferred[Built]) -> str:
+    async def failure(self, kind: type[Exception], work: Deferred[BuiltLayer]) -> str:
         """Return the message with which `work` fails."""
         failed: Deferred[Any] = work  # Any: assertFailure makes it one of the error
         error: Exception = await self.assertFailure(failed, kind)
         return str(error)
 
-    async def refused(self, kind: type[Exception], work: Deferred[Built]) -> str:
+    async def refused(self, kind: type[Exception], work: Deferred[BuiltLayer]) -> str:
         """Return the message with which `work` fails. Check that it has left nothing."""
         said = await self.failure(kind, work)
         self.assertEqual(os.listdir(self.directory), [])
@@ -74,7 +74,7 @@ class BuildTests(BuildCase):
         for compression, data in (("", TAR), ("gzip", members), ("zstd", frames)):
             built = await self.build(data, compression)
             self.assertEqual(self.target.read_bytes(), expected)
-            self.assertEqual(built, Built(len(expected), digest(expected)))
+            self.assertEqual(built, BuiltLayer(len(expected), digest(expected)))
             self.assertEqual(os.listdir(self.directory), ["image"])
         with mounted(self.target) as at:
             self.assertEqual((at / "d" / "f").read_bytes(), b"content" * 1000)
@@ -143,7 +143,7 @@ class WorkingCase(BuildCase):
         self.addCleanup(os.close, os.open(layer, os.O_RDWR))
         return layer
 
-    def begin(self, layer: Path, target: str, limits: Limits | None = None) -> Deferred[Built]:
+    def begin(self, layer: Path, target: str, limits: Limits | None = None) -> Deferred[BuiltLayer]:
         work = self.builder.build(layer, "", self.directory / target, digest(TAR), limits or Limits())
         return start(work)
 

@@ -35,7 +35,7 @@ STEPS: tuple[tuple[Any, str], ...] = (
     (FileSystems, "make"),
     (FileSystems, "unmount"),
     (FileSystems, "delete"),
-    (launch.Launch, "connectionMade"),
+    (launch.ConmonLaunch, "connectionMade"),
     (conmon.Conmon, "create"),
     (conmon.Conmon, "discard"),
     (Crun, "start"),

@@ -25,7 +25,7 @@ from infranetes_common.processes import family, process_state
 from infranetes_common.reactors import installed
 from tests.support.waiting import until
 from vmserver.containers.oci.cgroup import Cgroup
-from vmserver.containers.oci.exec_launch import CommandGroups, FirstProcess, Launch
+from vmserver.containers.oci.exec_launch import CommandGroups, ExecLaunch, FirstProcess
 from vmserver.containers.oci.runtime import Crun, Status
 
 reactor = installed()
@@ -45,7 +45,7 @@ class Child(ProcessProtocol):
 
     transport: Process
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: ExecLaunch) -> None:
         self._launch = launch
         self.ended: Deferred[int] = Deferred()
 
@@ -151,7 +151,7 @@ class LaunchTests(TestCase):
 
     def launch(
         self, pid: int = GONE, then: str = "", runs: Any = reactor, group: str | None = "c1"
-    ) -> Launch:
+    ) -> ExecLaunch:
         """Return the launch of a command in a container. :param pid: the container's first process."""
         program = self.directory / "crun"
         program.write_text(CRUN.format(said=self.directory, then=then))
@@ -159,9 +159,9 @@ class LaunchTests(TestCase):
         crun = Crun(runs, self.directory / "run", str(program))
         cgroup = None if group is None else Cgroup(group, self.groups.parent)
         status = Status(pid, 1, cgroup, waiting=False)
-        return Launch(runs, crun, "c1", status, b"the process", 0, self.directory, CommandGroups(), 0.1)
+        return ExecLaunch(runs, crun, "c1", status, b"the process", 0, self.directory, CommandGroups(), 0.1)
 
-    def run_it(self, launch: Launch, console: Path | None = None) -> Child:
+    def run_it(self, launch: ExecLaunch, console: Path | None = None) -> Child:
         made = Child(launch)
         launch.spawn(made, {0: None, 1: None, 2: None}, console)
         return made

@@ -18,7 +18,7 @@ from infranetes_common.wire import vmserver as messages
 from tests.harness.needs import needs_mounts
 from vmserver.containers.oci import filesystems
 from vmserver.containers.oci.container import OciContainer
-from vmserver.containers.oci.record import Record
+from vmserver.containers.oci.record import OciRecord
 from vmserver.machine.mounts import mounts_below, unmount
 
 
@@ -28,7 +28,7 @@ class FileSystemTests(SynchronousTestCase):
         self.top = Path(tempfile.mkdtemp(prefix="filesystems-"))
         self.addCleanup(shutil.rmtree, self.top)
         self.addCleanup(self.unmount_all)
-        record = Record(messages.ContainerState(id="c1"), cri.ContainerConfig())
+        record = OciRecord(messages.ContainerState(id="c1"), cri.ContainerConfig())
         self.container = OciContainer(record, self.top / "containers" / "c1")
 
     def unmount_all(self) -> None:

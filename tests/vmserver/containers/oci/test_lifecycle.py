@@ -27,7 +27,7 @@ from vmserver.containers.oci.conmon import CannotRun, Exit, Process
 from vmserver.containers.oci.container import OciContainer
 from vmserver.containers.oci.index import ContainerIndex
 from vmserver.containers.oci.lifecycle import STOP_SECONDS, Lifecycle
-from vmserver.containers.oci.record import Phase, Record
+from vmserver.containers.oci.record import OciRecord, Phase
 
 PROCESS = Process(7, 70, 8, 80)
 
@@ -130,7 +130,7 @@ class LifecycleTests(SynchronousTestCase):
         every: Any = self.machine
         clock: Any = self.clock
         self.lifecycle = Lifecycle(clock, self.index, every, every, every, every, every)
-        self.container = self.index.new(Record(messages.ContainerState(id="c1"), cri.ContainerConfig()))
+        self.container = self.index.new(OciRecord(messages.ContainerState(id="c1"), cri.ContainerConfig()))
         self.container.directory.mkdir(parents=True)
         self.successResultOf(start(self.index.add(self.container)))
         self.told.clear()

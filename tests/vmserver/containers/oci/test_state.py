@@ -27,12 +27,12 @@ from vmserver.containers.oci.container import OciContainer
 from vmserver.containers.oci.index import ContainerIndex
 from vmserver.containers.oci.kernel import Kernel
 from vmserver.containers.oci.log import CriLog, Cursor
-from vmserver.containers.oci.record import FILE, Phase, Record
+from vmserver.containers.oci.record import FILE, OciRecord, Phase
 
 
-def a_record(id: str = "c1", **fields: Any) -> Record:
+def a_record(id: str = "c1", **fields: Any) -> OciRecord:
     config = cri.ContainerConfig(tty=True, stdin=True, stdin_once=True)
-    return Record(messages.ContainerState(id=id, image_id="i1", **fields), config)
+    return OciRecord(messages.ContainerState(id=id, image_id="i1", **fields), config)
 
 
 class PhaseTests(SynchronousTestCase):

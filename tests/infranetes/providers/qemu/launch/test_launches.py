@@ -204,7 +204,7 @@ class QemuLaunchTests(StandInCase, QemuLaunches, TestCase):
         self.assertEqual(provider.refusals(instance.id), {})
         await self.within(provider.destroy(instance.id))
         await self.within(provider.stop())
-        await firewalls.Firewalls(reactor, self.bridge).remove()
+        await firewalls.BridgeFirewalls(reactor, self.bridge).remove()
 
     async def test_what_a_killed_daemon_was_copying_goes_with_the_next_ones_start(self) -> None:
         left = self.state_dir / "qemu" / "volumes" / "data.raw.new"

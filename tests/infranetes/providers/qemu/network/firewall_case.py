@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.qemu.network.bridge import Bridge
-from infranetes.providers.qemu.network.firewalls import Firewalls
+from infranetes.providers.qemu.network.firewalls import BridgeFirewalls
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.pod_firewall import OPEN, Allowed, PodFirewall, Ports
 from infranetes_common.reactors import installed
@@ -54,7 +54,7 @@ class FirewallCase(TestCase):
         self.network = Bridge(reactor, self.bridge, 1500, share=self.share)
         self.addCleanup(lambda: Deferred.fromCoroutine(self.network.remove()))
         await self.network.set_up(SUBNET, [])
-        self.firewalls = Firewalls(reactor, self.bridge)
+        self.firewalls = BridgeFirewalls(reactor, self.bridge)
         self.addCleanup(lambda: Deferred.fromCoroutine(self.firewalls.remove()))
         if self.policies:
             await self.firewalls.set_up({})

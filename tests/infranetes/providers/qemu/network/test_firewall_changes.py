@@ -9,7 +9,7 @@ from ipaddress import ip_network
 from pathlib import Path
 
 from infranetes.providers.qemu.network.bridge import Bridge
-from infranetes.providers.qemu.network.firewalls import Firewalls
+from infranetes.providers.qemu.network.firewalls import BridgeFirewalls
 from infranetes.providers.qemu.network.pod_network import PodNetwork
 from infranetes_common.concurrency import run_in_thread, sleep
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
@@ -141,7 +141,7 @@ class ChangeTests(FirewallCase):
         await self.open_all()
         made = await self.connection(self.b, self.c)
         known = {self.a.port: CLOSED, self.b.port: OPEN, self.c.port: OPEN}
-        await Firewalls(reactor, self.bridge).set_up(known)
+        await BridgeFirewalls(reactor, self.bridge).set_up(known)
         self.assertTrue(await blocking(made.carries, True))
         await self.cannot_reach(self.b, self.a)
 
@@ -178,7 +178,7 @@ class PodNetworkTests(FailureAssertions, FirewallCase):
 
     def next_daemon(self, enforcing: bool = True) -> PodNetwork:
         path = Path(self.mktemp()).absolute()
-        firewalls = Firewalls(reactor, self.bridge) if enforcing else None
+        firewalls = BridgeFirewalls(reactor, self.bridge) if enforcing else None
         return PodNetwork(reactor, Bridge(reactor, self.bridge, 1500), str(SUBNET), path, firewalls)
 
     async def put(self, pod: Pod, firewall: PodFirewall) -> None:
@@ -191,7 +191,7 @@ class PodNetworkTests(FailureAssertions, FirewallCase):
             await self.put(
                 self.b, PodFirewall(ingress=(allowed("10.221.0.5/32", ports=(Ports("TCP", 80, 90),)),))
             )
-        await Firewalls(reactor, self.bridge).remove()
+        await BridgeFirewalls(reactor, self.bridge).remove()
         self.pods = self.next_daemon()
         await self.pods.set_up(self.directories)
         await self.reaches(self.a, self.b, 85)
