@@ -287,7 +287,7 @@ class ProcessTests(TestCase):
         self.assertEqual(await self.provider(stub), ("fake", False))
         for mode, words in (
             (0o644, "is not a program"),
-            (0o755, "ended with 1: Job for docker.service failed"),
+            (0o755, "ended with exit code 1: Job for docker.service failed"),
         ):
             program.chmod(mode)
             with self.assertRaises(GrpcError) as caught:
