@@ -18,7 +18,7 @@ from bench.figures import Report
 from infranetes.kubernetes.fields import Name
 from infranetes.services.messages import updates
 from infranetes.services.objects import Endpoint, EndpointPort, EndpointSlice, OwnNode, Service, ServicePort
-from infranetes.services.table import Table
+from infranetes.services.table import RuleTable
 from infranetes_common.reactors import IReactor
 from tests.vmserver.proxy.namespace import Namespace
 from vmserver.proxy.kernel import Kernel
@@ -36,7 +36,7 @@ async def run(reactor: IReactor, report: Report) -> None:
     try:
         space.serve(str(SERVED), 8080)
         direct = space.inside(lambda: _connect(str(SERVED), 8080))
-        table = Table(OwnNode("here"))
+        table = RuleTable(OwnNode("here"))
         for number in range(SERVICES):
             _put(table, number)
         before = _resident()
@@ -60,7 +60,7 @@ async def run(reactor: IReactor, report: Report) -> None:
         space.end()
 
 
-async def _told(report: Report, table: Table, proxy: ServiceProxy) -> int:
+async def _told(report: Report, table: RuleTable, proxy: ServiceProxy) -> int:
     """Load the whole table into the kernel. Return the table's number."""
     began, size = time.perf_counter(), 0
     for update in updates(table, None):
@@ -73,7 +73,7 @@ async def _told(report: Report, table: Table, proxy: ServiceProxy) -> int:
     return table.number
 
 
-def _put(table: Table, number: int, shift: int = 0) -> None:
+def _put(table: RuleTable, number: int, shift: int = 0) -> None:
     name = Name("ns", f"s{number}")
     first = SERVED if not number else IPv4Address("10.2.0.0") + number * 16 + shift
     endpoints = tuple(Endpoint(first + each * bool(number)) for each in range(ENDPOINTS))

@@ -16,7 +16,7 @@ from txgrpc import Call
 MOST_SHOWN = 1024  # the most networks
 
 
-class InForce(Protocol):
+class FirewallsInForce(Protocol):
     """The source of the firewalls that are in force for sandboxes."""
 
     def in_force(self, id: str) -> PodFirewall | None:
@@ -33,7 +33,7 @@ class PolicyCalls(ControlPolicyRpcs):
     """
 
     def __init__(
-        self, inventory: Inventory, policies: ClusterPolicies | None, firewalls: InForce | None
+        self, inventory: Inventory, policies: ClusterPolicies | None, firewalls: FirewallsInForce | None
     ) -> None:
         self._inventory = inventory
         self._policies = policies
@@ -54,7 +54,7 @@ class PolicyCalls(ControlPolicyRpcs):
         )
 
 
-def _pod(sandbox: Sandbox, policies: ClusterPolicies, firewalls: InForce) -> control.PodPolicies:
+def _pod(sandbox: Sandbox, policies: ClusterPolicies, firewalls: FirewallsInForce) -> control.PodPolicies:
     metadata = sandbox.config.metadata
     pod = control.PodPolicies(
         sandbox_id=sandbox.id,

@@ -43,7 +43,7 @@ from infranetes.delegate.shadow import ShadowSandboxes
 from infranetes.firewalls.agent_ports import AgentPorts
 from infranetes.firewalls.agent_ports import table_name as agents_table
 from infranetes.hostports.hostports import HostPorts, table_name
-from infranetes.hostports.table import Table
+from infranetes.hostports.table import HostPortTable
 from infranetes.identity.authority import Authority
 from infranetes.identity.node_addresses import sources
 from infranetes.images.catalogues import CatalogueSet
@@ -248,7 +248,7 @@ class Daemon(OrderedServices):
         if (delegate := self._backends.delegate) is not None:
             runtime = ShadowSandboxes(delegate, str(config.state_dir))
             shadows = Shadows(node.inventory, runtime, sandboxes.lost, sandboxes.end_abandoned)
-        host_ports = HostPorts(Table(reactor, table_name(config.state_dir)))
+        host_ports = HostPorts(HostPortTable(reactor, table_name(config.state_dir)))
         features = (
             shadows,
             NfsVolumes(reactor, self._nfs.find),

@@ -18,7 +18,7 @@ from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
 from infranetes.hostports.mappings import HostPort, check_unused
-from infranetes.hostports.table import Table, elements
+from infranetes.hostports.table import HostPortTable, elements
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 
 _log = Logger()
@@ -50,7 +50,7 @@ class HostPorts:
     :param table: where the rules are kept. :param unused: raises if a process of the node has the port.
     """
 
-    def __init__(self, table: Table, unused: Callable[[HostPort], None] = check_unused) -> None:
+    def __init__(self, table: HostPortTable, unused: Callable[[HostPort], None] = check_unused) -> None:
         self._table = table
         self._unused = unused
         self._ports: dict[str, dict[HostPort, str]] = {}  # by sandbox: the address that each leads to

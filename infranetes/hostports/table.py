@@ -47,7 +47,7 @@ class Routes:
     routed: tuple[str, ...] = ()  # addresses of pods behind a router
 
 
-class Table:
+class HostPortTable:
     """The table in the kernel.
 
     :param name: of the nftables table, which is this daemon's alone.

@@ -7,22 +7,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from infranetes.images.auth import Credentials, credentials
+    from infranetes.images.auth import RegistryCredentials, credentials
     from infranetes.images.config import ImagesConfig
     from infranetes.images.index import Image
     from infranetes.images.layer_disk import LayerDisk
     from infranetes.images.store import ImageStore
     from infranetes.images.usage import FsUsage
 
-__all__ = ["Credentials", "FsUsage", "Image", "ImageStore", "ImagesConfig", "LayerDisk", "credentials"]
+__all__ = [
+    "FsUsage",
+    "Image",
+    "ImageStore",
+    "ImagesConfig",
+    "LayerDisk",
+    "RegistryCredentials",
+    "credentials",
+]
 
 _HOMES = {
-    "Credentials": "auth",
     "FsUsage": "usage",
     "Image": "index",
     "ImageStore": "store",
     "ImagesConfig": "config",
     "LayerDisk": "layer_disk",
+    "RegistryCredentials": "auth",
     "credentials": "auth",
 }
 

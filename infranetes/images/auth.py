@@ -14,7 +14,7 @@ from infranetes_common.errors import InvalidArgument, Unimplemented
 
 
 @attrs.frozen
-class Credentials:
+class RegistryCredentials:
     """A user with password, or an identity (OAuth2 refresh) token."""
 
     username: str = ""
@@ -39,7 +39,7 @@ def credentials(
     server_address: str = "",
     identity_token: str = "",
     registry_token: str = "",
-) -> Credentials | None:
+) -> RegistryCredentials | None:
     """Return a CRI AuthConfig's credentials for `registry`; None if it has none, or is for another registry.
 
     :raise InvalidArgument: it can't be read; the message quotes none of it.
@@ -48,7 +48,7 @@ def credentials(
     if server_address and _host(server_address) != _host(registry):
         return None
     if identity_token:
-        return Credentials(identity_token=identity_token)
+        return RegistryCredentials(identity_token=identity_token)
     if auth and not username:
         try:
             decoded = base64.b64decode(auth, validate=True).decode()
@@ -60,7 +60,7 @@ def credentials(
     if username:
         if ":" in username:
             raise InvalidArgument("auth.username has a colon, which no registry can tell from the password's")
-        return Credentials(username, password)
+        return RegistryCredentials(username, password)
     if registry_token:
         raise Unimplemented(
             "auth.registry_token is not offered; give username and password or identity_token"

@@ -16,7 +16,7 @@ import attrs
 from twisted.logger import Logger
 
 from infranetes.images import layers, manifest
-from infranetes.images.auth import Credentials
+from infranetes.images.auth import RegistryCredentials
 from infranetes.images.config import ImagesConfig
 from infranetes.images.index import Record
 from infranetes.images.manifest import Layer, Manifest
@@ -52,7 +52,9 @@ class Puller:
         self._pulls = pulls
         self._skopeo = Skopeo(reactor, config)
 
-    async def pull(self, asked: Reference, auth: Credentials | None, verified: Verified, use: Use) -> Record:
+    async def pull(
+        self, asked: Reference, auth: RegistryCredentials | None, verified: Verified, use: Use
+    ) -> Record:
         """Return the image with just the reference that was asked for. Raises as `ImageStore.pull`."""
         work = self._pulls / secrets.token_hex(8)
         await run_in_thread(self._reactor, os.mkdir, work, 0o700)
@@ -63,7 +65,7 @@ class Puller:
             await run_in_thread(self._reactor, remove, purpose=IMAGES)
 
     async def _fetch(
-        self, asked: Reference, auth: Credentials | None, work: Path, verified: Verified, use: Use
+        self, asked: Reference, auth: RegistryCredentials | None, work: Path, verified: Verified, use: Use
     ) -> Record:
         where = str(asked)
         top, found = "", asked

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from twisted.internet.defer import TimeoutError
 
-from infranetes.images.auth import Credentials
+from infranetes.images.auth import RegistryCredentials
 from infranetes.images.config import ImagesConfig, default_policy
 from infranetes.images.manifest import MAX_MANIFEST_BYTES
 from infranetes.images.reference import Reference
@@ -49,7 +49,7 @@ class Skopeo:
         self._reactor = reactor
         self._config = config
 
-    async def manifest(self, reference: Reference, auth: Credentials | None, directory: str) -> bytes:
+    async def manifest(self, reference: Reference, auth: RegistryCredentials | None, directory: str) -> bytes:
         """Return the manifest or index of a reference, byte for byte as the registry sent it."""
         with _in_memory(reference, auth) as secret:
             source = self._source(reference, secret, "--tls-verify", "--authfile")
@@ -57,7 +57,7 @@ class Skopeo:
             return await self._run(words, secret, reference, directory, MAX_MANIFEST_BYTES, None)
 
     async def copy(
-        self, reference: Reference, auth: Credentials | None, directory: str, blobs: str, watch: Watch
+        self, reference: Reference, auth: RegistryCredentials | None, directory: str, blobs: str, watch: Watch
     ) -> None:
         """Fetch an image's blobs into `blobs`/sha256.
 
@@ -132,7 +132,7 @@ class Skopeo:
 
 
 @contextlib.contextmanager
-def _in_memory(reference: Reference, auth: Credentials | None) -> Iterator[Sequence[int]]:
+def _in_memory(reference: Reference, auth: RegistryCredentials | None) -> Iterator[Sequence[int]]:
     """Yield a descriptor of the credentials: they are neither on a disk nor among the arguments."""
     if auth is None:
         yield ()

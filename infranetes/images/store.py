@@ -26,7 +26,7 @@ from twisted.internet.defer import CancelledError, DeferredLock, DeferredSemapho
 from twisted.logger import Logger
 
 from infranetes.images import archive, index, usage
-from infranetes.images.auth import Credentials
+from infranetes.images.auth import RegistryCredentials
 from infranetes.images.config import ImagesConfig
 from infranetes.images.disks import BuiltDisk, DiskSource, LayerDisks, Make, stacked, until_landed
 from infranetes.images.erofs.build import Builder
@@ -52,7 +52,7 @@ Ts = TypeVarTuple("Ts")
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
-_Key = tuple[Reference, Credentials | None, Puller]
+_Key = tuple[Reference, RegistryCredentials | None, Puller]
 
 
 def _pinned(config: ImagesConfig) -> frozenset[str]:
@@ -245,7 +245,7 @@ class ImageStore:
 
     # ---- Changes -----------------------------------------------------------------------------
 
-    async def pull(self, name: str, auth: Credentials | None = None) -> Image:
+    async def pull(self, name: str, auth: RegistryCredentials | None = None) -> Image:
         """Fetch an image, unless the one that is here is what the registry has.
 
         Equal calls share one pull, which is cancelled when all of them are.
@@ -293,7 +293,7 @@ class ImageStore:
         await self._change(without, frees=True)
         self._log.info("removed image {image}", image=meant)
 
-    async def _pull(self, asked: Reference, auth: Credentials | None) -> Record:
+    async def _pull(self, asked: Reference, auth: RegistryCredentials | None) -> Record:
         started = self._reactor.seconds()
         used: list[str] = []
         puller = self._puller

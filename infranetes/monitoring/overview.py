@@ -48,7 +48,7 @@ class Pod:
 
 
 @attrs.frozen
-class PoolState:
+class PoolOverview:
     """A pool. :ivar handler: the handler whose pods may have its VMs; "": those of all other handlers."""
 
     handler: str
@@ -71,7 +71,7 @@ class Overview:
     pods: Sequence[Pod]
     more_pods: int  # how many are not shown
     launches: Sequence[Launch]  # the newest first
-    pools: Sequence[PoolState]
+    pools: Sequence[PoolOverview]
     warnings: Sequence[Warned]  # the newest first
 
 
@@ -114,8 +114,8 @@ def _pod(node: ShownNode, sandbox: Sandbox) -> Pod:
     )
 
 
-def _pool(pool: Pool) -> PoolState:
+def _pool(pool: Pool) -> PoolOverview:
     states = Counter(member.state.value for member in pool.members.values())
-    return PoolState(
+    return PoolOverview(
         pool.purpose.handler, pool.target, tuple(sorted(states.items())), pool.drained, pool.trouble
     )

@@ -12,7 +12,7 @@ import attrs
 from twisted.python.failure import Failure
 from twisted.web.template import Tag, flattenString, tags
 
-from infranetes.monitoring.overview import Overview, Pod, PoolState, Provider
+from infranetes.monitoring.overview import Overview, Pod, PoolOverview, Provider
 from infranetes.monitoring.recent_warnings import Warned
 from infranetes.observer import Launch, LaunchKind, LaunchStep
 from infranetes_common.redaction import redacted
@@ -186,7 +186,7 @@ def _bar(launch: Launch, longest: float) -> Tag:
     return bar(role="img", width=str(_WIDTH), height=str(_HEIGHT), viewBox=f"0 0 {_WIDTH} {_HEIGHT}")
 
 
-def _pools(pools: Sequence[PoolState]) -> Tag:
+def _pools(pools: Sequence[PoolOverview]) -> Tag:
     return _table(
         ("Handler", "Wanted", "There are", "Why not more"),
         (

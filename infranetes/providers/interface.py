@@ -351,7 +351,7 @@ class Share(enum.Enum):
 
 
 @attrs.frozen
-class Refused:
+class RefusedPackets:
     """Packets of a pod that were dropped because a share is used up."""
 
     total: int
@@ -361,7 +361,7 @@ class Refused:
 class ICountsRefusals(Interface):
     """Also provided by an IPodProvider that gives pods shares of what the node's kernel has once for all."""
 
-    def refusals(instance_id: str) -> Mapping[Share, Refused]:
+    def refusals(instance_id: str) -> Mapping[Share, RefusedPackets]:
         """Return what was refused to a VM, as of a short while ago. Shares that sufficed are left out."""
 
 

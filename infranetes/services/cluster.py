@@ -12,7 +12,7 @@ from infranetes.services.messages import Batches
 from infranetes.services.objects import OwnNode
 from infranetes.services.pace import Pace
 from infranetes.services.sender import IAgent, RuleSender
-from infranetes.services.table import Table
+from infranetes.services.table import RuleTable
 from infranetes_common.concurrency import Notifier
 from infranetes_common.reactors import IReactor
 
@@ -27,7 +27,7 @@ class ClusterServices(Cluster):
     name = "services"
 
     def __init__(self, reactor: IReactor, server: ApiServer, node: str) -> None:
-        self.table = Table(OwnNode(node))
+        self.table = RuleTable(OwnNode(node))
         self.changed = Notifier()
         self._batches = Batches(self.table)
         self._pace = Pace(reactor)

@@ -10,7 +10,7 @@ from infranetes.kubernetes.fields import Name
 from infranetes.kubernetes.kinds import Kind
 from infranetes.kubernetes.watch import Json
 from infranetes.services import objects
-from infranetes.services.table import Table
+from infranetes.services.table import RuleTable
 
 
 class Services(Kind):
@@ -18,7 +18,7 @@ class Services(Kind):
 
     path = "/api/v1/services"
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: RuleTable) -> None:
         super().__init__({"labelSelector": f"!{objects.PROXY_NAME}", "fieldSelector": "spec.clusterIP!=None"})
         self._table = table
 
@@ -42,7 +42,7 @@ class Slices(Kind):
 
     path = "/apis/discovery.k8s.io/v1/endpointslices"
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: RuleTable) -> None:
         super().__init__({"labelSelector": f"!{objects.HEADLESS}"})
         self._table = table
 
@@ -67,7 +67,7 @@ class ServiceRanges(Kind):
     path = "/apis/networking.k8s.io/v1/servicecidrs"
     optional = True
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: RuleTable) -> None:
         super().__init__()
         self._table = table
 
@@ -85,7 +85,7 @@ class OwnNodes(Kind):
 
     path = "/api/v1/nodes"
 
-    def __init__(self, table: Table, node: str) -> None:
+    def __init__(self, table: RuleTable, node: str) -> None:
         super().__init__({"fieldSelector": f"metadata.name={node}"})
         self._table = table
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from infranetes.services.rules import Key, Rule, Without
-from infranetes.services.table import Change, Table
+from infranetes.services.table import Change, RuleTable
 from infranetes_common.wire import vmserver
 
 PART = 500  # rules in one message
@@ -15,7 +15,7 @@ ADDRESSES_IN_PART = 5000  # endpoints and source ranges
 _PROTOCOLS = {"TCP": 6, "UDP": 17, "SCTP": 132}
 
 
-def updates(table: Table, since: int | None) -> Iterator[vmserver.ServiceRulesUpdate]:
+def updates(table: RuleTable, since: int | None) -> Iterator[vmserver.ServiceRulesUpdate]:
     """Yield the messages that bring a VM up to date.
 
     :param since: the number up to which the VM has the changes; None: not known."""
@@ -31,7 +31,7 @@ class Batch:
     :ivar number: the number up to which the VMs have the changes afterwards.
     """
 
-    def __init__(self, table: Table, since: int | None) -> None:
+    def __init__(self, table: RuleTable, since: int | None) -> None:
         changes = None if since is None else table.since(since)
         self.number = table.number
         self._table = table.id
@@ -75,7 +75,7 @@ class Batch:
 class Batches:
     """The batches for the table's present state. VMs that lack the same changes share a batch."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: RuleTable) -> None:
         self._table = table
         self._batches: dict[int | None, Batch] = {}
         self._number = -1

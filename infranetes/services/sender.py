@@ -18,7 +18,7 @@ from twisted.python.failure import Failure
 
 from infranetes.services.messages import Batches
 from infranetes.services.pace import Pace
-from infranetes.services.table import Change, Table
+from infranetes.services.table import Change, RuleTable
 from infranetes.services.timing import RuleProgress, Times
 from infranetes_common.concurrency import Notifier, backoff, sleep, start
 from infranetes_common.errors import InfranetesError, InvalidArgument, Unimplemented
@@ -51,7 +51,7 @@ class RuleSender:
         self,
         clock: IReactorTime,
         agent: IAgent,
-        table: Table,
+        table: RuleTable,
         changed: Notifier,
         batches: Batches,
         pace: Pace,

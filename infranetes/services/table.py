@@ -40,7 +40,7 @@ class Change:
     rule: Rule | None
 
 
-class Table:
+class RuleTable:
     """The rules of all Services.
 
     :param node: this daemon's node, which decides which endpoints are local or near.

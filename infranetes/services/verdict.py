@@ -10,7 +10,7 @@ import attrs
 
 from infranetes.services.endpoints import Target
 from infranetes.services.rules import Key, Without
-from infranetes.services.table import Table
+from infranetes.services.table import RuleTable
 from infranetes_common.addresses import Address
 
 
@@ -37,7 +37,7 @@ class Verdict:
     affinity_seconds: int = 0
 
 
-def judge(table: Table, key: Key, own: Iterable[Address]) -> Verdict:
+def judge(table: RuleTable, key: Key, own: Iterable[Address]) -> Verdict:
     """Return the verdict on a pod's connections to `key`.
 
     :param own: the pod's addresses.
@@ -56,7 +56,7 @@ def judge(table: Table, key: Key, own: Iterable[Address]) -> Verdict:
     return Verdict(Outcome.TRANSLATED, "", rule.endpoints, rule.affinity_seconds)
 
 
-def _without_rule(table: Table, key: Key) -> Verdict:
+def _without_rule(table: RuleTable, key: Key) -> Verdict:
     ports = sorted(
         f"{change.key.port}/{change.key.protocol.lower()}"
         for change in table.everything()

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import attrs
 
 from infranetes.pods.node.inventory import Container, Sandbox
-from infranetes.providers.interface import Refused, Share
+from infranetes.providers.interface import RefusedPackets, Share
 from infranetes.services.timing import RuleProgress
 from infranetes_common.wire import cri, vmserver
 
@@ -217,7 +217,7 @@ _SERVICES: tuple[_Metric[RuleProgress], ...] = (
     ),
 )  # fmt: skip
 
-_REFUSED: tuple[_Metric[Mapping[Share, Refused]], ...] = (
+_REFUSED: tuple[_Metric[Mapping[Share, RefusedPackets]], ...] = (
     _Metric("infranetes_refused_packets_total", "Packets beyond the pod's share, which were dropped.",
             cri.COUNTER, lambda one: [((share.value,), refused.total) for share, refused in one.items()],
             ("share",)),
@@ -245,7 +245,7 @@ def sandbox_metrics(
     sandbox: Sandbox,
     answer: vmserver.StatsResponse,
     progress: RuleProgress | None = None,
-    refused: Mapping[Share, Refused] | None = None,
+    refused: Mapping[Share, RefusedPackets] | None = None,
 ) -> cri.PodSandboxMetrics:
     """Return a sandbox's metrics: its VM's, and those of the containers that run.
 

@@ -8,11 +8,11 @@ from typing import cast
 
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.node.sides import Providers
-from infranetes.providers.interface import ICountsRefusals, Refused, Share
+from infranetes.providers.interface import ICountsRefusals, RefusedPackets, Share
 from infranetes_common.errors import NotFound
 
 
-def refusals(providers: Providers, sandbox: Sandbox) -> Mapping[Share, Refused]:
+def refusals(providers: Providers, sandbox: Sandbox) -> Mapping[Share, RefusedPackets]:
     """Return it by share; shares that sufficed are left out."""
     provider = providers.side_of(sandbox.record).provider
     if not ICountsRefusals.providedBy(provider) or not sandbox.record.instance_id:

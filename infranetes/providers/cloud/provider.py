@@ -41,7 +41,7 @@ from infranetes.providers.cloud.offers.refresh import OfferRefresh
 from infranetes.providers.cloud.offers.size_choices import explain
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.cloud.vms.boots import Boots
-from infranetes.providers.cloud.vms.catalogue import MachineImages
+from infranetes.providers.cloud.vms.catalogue import MachineImageCatalogue
 from infranetes.providers.cloud.vms.launch import Launcher
 from infranetes.providers.cloud.vms.ledger import Ledger
 from infranetes.providers.cloud.vms.sweep import Sweeper
@@ -108,7 +108,7 @@ class CloudProvider(Generic[D]):
         self._tasks = Tasks()
         self._locks: KeyedLock[str] = KeyedLock()  # by token
         self._calls = Calls(reactor, cloud, settings, context.observer)
-        self.catalogue = MachineImages(cloud, self._call_for_catalogue)
+        self.catalogue = MachineImageCatalogue(cloud, self._call_for_catalogue)
         self._ledger = Ledger(reactor.seconds, settings.settle_seconds)
         self._tombstones = Tombstones(context.state_dir / cloud.name / "destroyed")
         self._watcher = Watcher(

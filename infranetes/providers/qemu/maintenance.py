@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
-from infranetes.providers.interface import Refused, Share
+from infranetes.providers.interface import RefusedPackets, Share
 from infranetes.providers.qemu.network import refusals
 from infranetes.providers.qemu.network.pod_network import PodNetwork
 from infranetes.providers.qemu.vm import consoles
@@ -35,7 +35,7 @@ class Maintenance:
         self._pod_network = pod_network
         self._vms = vms
         self._console_size = console_size
-        self.refused: Mapping[str, Mapping[Share, Refused]] = {}
+        self.refused: Mapping[str, Mapping[Share, RefusedPackets]] = {}
         self._counts: refusals.Counts | None = None
         self._rounds = LoopingCall(self.round)
         self._rounds.clock = reactor

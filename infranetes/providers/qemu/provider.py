@@ -38,7 +38,7 @@ from infranetes.providers.interface import (
     Progress,
     ProviderContext,
     ReadOnlyDisk,
-    Refused,
+    RefusedPackets,
     Share,
     ShownDisk,
     Size,
@@ -247,7 +247,7 @@ class QemuProvider:
 
     # ---- ICountsRefusals
 
-    def refusals(self, instance_id: str) -> Mapping[Share, Refused]:
+    def refusals(self, instance_id: str) -> Mapping[Share, RefusedPackets]:
         vm = self._find(instance_id)
         return self._maintenance.refused.get(vm.record.bridge_port.address, {}) if on_bridge([vm]) else {}
 

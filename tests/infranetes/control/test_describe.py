@@ -14,7 +14,7 @@ from infranetes.control.describe import DescribeCalls
 from infranetes.ctl import render
 from infranetes.monitoring.gauges import node_gauges
 from infranetes.pods.node.inventory import PAST_SANDBOXES
-from infranetes.providers.interface import ICountsRefusals, Refused, Share
+from infranetes.providers.interface import ICountsRefusals, RefusedPackets, Share
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError, InvalidArgument, NotFound, Unavailable
 from infranetes_common.wire import control
@@ -78,7 +78,7 @@ class DescribeTests(PodsTestCase):
     def test_what_was_refused_to_it_is_said(self) -> None:
         sandbox = self.run_pod(pod("web"))
         self.run_pod(pod("other"))
-        refused = {Share.FRAGMENTS: Refused(12345, 7)}
+        refused = {Share.FRAGMENTS: RefusedPackets(12345, 7)}
         by_vm = {self.record(sandbox).instance_id: refused}
         provider = cast(Any, self.world.provider)
         provider.refusals = lambda id: by_vm.get(id, {})

@@ -17,7 +17,7 @@ from twisted.trial.unittest import TestCase
 
 from infranetes.hostports.hostports import HostPorts, table_name
 from infranetes.hostports.mappings import host_ports_of
-from infranetes.hostports.table import Table
+from infranetes.hostports.table import HostPortTable
 from infranetes.pods.features.host_ports import ports_in_force, ports_of, taken_ports
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.store.records import SandboxRecord
@@ -121,7 +121,7 @@ class HostPortTests(TestCase):
         assert server.stdout is not None
         self.addCleanup(server.stdout.close)
         self.assertEqual(await deferToThread(server.stdout.readline), b"ready\n")
-        self.table = Table(reactor, self.name)
+        self.table = HostPortTable(reactor, self.name)
         self.addCleanup(subprocess.run, ["nft", "delete", "table", "ip", self.name], capture_output=True)
         self.ports = HostPorts(self.table)
         self.port = 20000 + secrets.randbelow(10000)
@@ -175,21 +175,21 @@ class HostPortTests(TestCase):
             self.assertEqual(listening.recv(100).decode(), NODE, "the first one did not come")
 
     async def test_after_a_restart_what_the_sandboxes_have_and_nothing_else(self) -> None:
-        others = HostPorts(Table(reactor, self.name + "x"))
+        others = HostPorts(HostPortTable(reactor, self.name + "x"))
         self.addCleanup(
             subprocess.run, ["nft", "delete", "table", "ip", self.name + "x"], capture_output=True
         )
         await others.put(ports_of(sandbox(ports=[self.tcp(host_port=self.port + 2)])))
         await self.ports.put(ports_of(sandbox(ports=[self.tcp(host_port=self.port + 1)])))
         kept = sandbox(ports=[self.tcp()])
-        again = HostPorts(Table(reactor, self.name))
+        again = HostPorts(HostPortTable(reactor, self.name))
         stopped = sandbox(SandboxState.STOPPED, ports=[self.tcp(host_port=self.port + 3)])
         await again.restore(ports_in_force([kept, stopped]))
         self.assertEqual(await self.reached(NODE, self.port), NODE)
         self.assertEqual(await self.reached(NODE, self.port + 2), NODE, "another daemon's stay")
         for gone in (1, 3):
             self.assertEqual(await self.reached(NODE, self.port + gone), "")
-        await HostPorts(Table(reactor, self.name)).restore([])
+        await HostPorts(HostPortTable(reactor, self.name)).restore([])
         self.assertEqual(await self.reached(NODE, self.port), "")
 
     async def test_a_sweep_puts_right_what_others_did(self) -> None:
@@ -234,7 +234,7 @@ class Killed(BaseException):
     """Raised where the daemon is killed."""
 
 
-class MortalTable(Table):
+class MortalTable(HostPortTable):
     """A table whose daemon is killed before or after its nth change to the kernel."""
 
     def __init__(self, name: str, moment: int, after: bool) -> None:
@@ -298,7 +298,7 @@ class LoopbackTests(TestCase):
         self.assertFalse(self.heard(self.outside, "127.0.0.1", NODE), f"{when}: 127.0.0.1 was believed")
 
     async def test_before_during_and_after_a_pod_with_host_ports(self) -> None:
-        ports = HostPorts(Table(reactor, self.name))
+        ports = HostPorts(HostPortTable(reactor, self.name))
         await ports.restore([])
         self.check_closed("before")
         await ports.put(ports_of(self.one))
@@ -320,23 +320,23 @@ class LoopbackTests(TestCase):
                     break
                 except Killed:
                     self.check_closed(f"killed at {moment}")
-                kept = HostPorts(Table(reactor, self.name))
+                kept = HostPorts(HostPortTable(reactor, self.name))
                 await kept.restore(ports_in_force([self.one]))
                 self.check_closed(f"killed at {moment}, and started with the port")
                 self.assertEqual(self.setting.read_text(), "1\n")
-                await HostPorts(Table(reactor, self.name)).restore([])
+                await HostPorts(HostPortTable(reactor, self.name)).restore([])
                 self.check_closed(f"killed at {moment}, and started without the port")
                 self.assertEqual(self.setting.read_text(), "0\n")
                 self.assertNotIn(self.name, ruleset())
 
     async def test_somebody_elses_setting_stays_and_is_guarded(self) -> None:
         self.setting.write_text("1")
-        ports = HostPorts(Table(reactor, self.name))
+        ports = HostPorts(HostPortTable(reactor, self.name))
         await ports.put(ports_of(self.one))
         await ports.remove(self.one.id)
         self.assertEqual(self.setting.read_text(), "1\n")
         self.check_closed("after the last one")
-        again = HostPorts(Table(reactor, self.name))
+        again = HostPorts(HostPortTable(reactor, self.name))
         await again.restore([])
         self.check_closed("after a restart")
         self.setting.write_text("0")
@@ -344,26 +344,26 @@ class LoopbackTests(TestCase):
         self.assertNotIn(self.name, ruleset())
 
     async def test_a_sweep_opens_what_somebody_else_closed(self) -> None:
-        ports = HostPorts(Table(reactor, self.name))
+        ports = HostPorts(HostPortTable(reactor, self.name))
         await ports.put(ports_of(self.one))
         self.setting.write_text("0")
         await ports.sweep()
         self.assertEqual(self.setting.read_text(), "1\n")
 
     async def test_an_interface_that_is_gone_is_no_trouble(self) -> None:
-        ports = HostPorts(Table(reactor, self.name))
+        ports = HostPorts(HostPortTable(reactor, self.name))
         await ports.put(ports_of(self.one))
         self.pod.close()
         await ports.remove(self.one.id)
         self.assertNotIn(self.name, ruleset())
 
     async def test_the_guard_stays_where_the_setting_can_not_be_set_back(self) -> None:
-        await HostPorts(Table(reactor, self.name)).put(ports_of(self.one))
+        await HostPorts(HostPortTable(reactor, self.name)).put(ports_of(self.one))
         proc = Path(self.mktemp())
         path = proc / "net/ipv4/conf" / self.link / "route_localnet"
         path.mkdir(parents=True)
         with self.assertRaisesRegex(InfranetesError, "the rule that guards it stays"):
-            await Table(reactor, self.name, proc).replace({})
+            await HostPortTable(reactor, self.name, proc).replace({})
         self.check_closed("not set back")
 
 

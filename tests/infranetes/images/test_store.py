@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from infranetes.images import Credentials, ImagesConfig, credentials
+from infranetes.images import ImagesConfig, RegistryCredentials, credentials
 from infranetes_common.config import structure
 from infranetes_common.errors import (
     ConfigError,
@@ -287,10 +287,10 @@ class AuthTests(StoreCase):
             reference = self.registry.push("private", "1", small())
             await self.fails(Unauthenticated, self.store.pull(reference))
             message = await self.fails(
-                Unauthenticated, self.store.pull(reference, Credentials("reader", "wr0ng"))
+                Unauthenticated, self.store.pull(reference, RegistryCredentials("reader", "wr0ng"))
             )
             self.assertNotIn("wr0ng", message)
-            got = await self.store.pull(reference, Credentials("reader", "s3cret-pässword"))
+            got = await self.store.pull(reference, RegistryCredentials("reader", "s3cret-pässword"))
             self.assertEqual(got.id, small().id)
             await self.fails(Unauthenticated, self.store.pull(reference))
 
@@ -307,7 +307,7 @@ class AuthTests(StoreCase):
     def test_a_configured_auth_file_serves_pulls_that_bring_none(self) -> Any:
         async def body() -> None:
             file = Path(self.mktemp()).absolute()
-            file.write_bytes(Credentials("reader", "s3cret-pässword").auth_file(self.registry.host))
+            file.write_bytes(RegistryCredentials("reader", "s3cret-pässword").auth_file(self.registry.host))
             store = await self.new_store(auth_file=str(file))
             await store.pull(self.registry.push("private", "1", small()))
 
@@ -324,7 +324,7 @@ class AuthTests(StoreCase):
                 )
             )
             store = await self.new_store(skopeo=skopeo)
-            secret = Credentials("reader", "s3cret-pässword")
+            secret = RegistryCredentials("reader", "s3cret-pässword")
             await store.pull(self.registry.push("private", "1", small()), secret)
             self.assertIn("copy", record.read_text())
             for text in (record.read_text(), listing.read_text(), repr(secret)):

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.monitoring.overview import Overview, Pod, PoolState, Provider
+from infranetes.monitoring.overview import Overview, Pod, PoolOverview, Provider
 from infranetes.monitoring.page import _thd_page, style
 from infranetes.monitoring.recent_warnings import Warned
 from infranetes.observer import Launch, LaunchKind, LaunchStep
@@ -64,7 +64,7 @@ class PageTests(SynchronousTestCase):
             pods=[pod("default/web", "the agent is away")],
             more_pods=7,
             launches=[launch(), launch("default/bad", "resource_exhausted", "the quota is full")],
-            pools=[PoolState("gpu", 3, (("booting", 1), ("idle", 2)), False, "no capacity")],
+            pools=[PoolOverview("gpu", 3, (("booting", 1), ("idle", 2)), False, "no capacity")],
             warnings=[Warned(4590.0, "warn", "something is strange")],
         )
         text = self.page(shown).text
@@ -117,7 +117,7 @@ class PageTests(SynchronousTestCase):
             providers=[Provider(EVIL, EVIL, 0, 0)],
             pods=[attrs.evolve(pod(EVIL, EVIL), id=EVIL, vm=EVIL, size=EVIL, address=EVIL)],
             launches=[launch(EVIL, EVIL, EVIL), attrs.evolve(launch(""), id=EVIL)],
-            pools=[PoolState(EVIL, 0, (), False, EVIL)],
+            pools=[PoolOverview(EVIL, 0, (), False, EVIL)],
             warnings=[Warned(0.0, "warn", EVIL)],
         )
         page = self.page(evil)
@@ -135,7 +135,7 @@ class PageTests(SynchronousTestCase):
             providers=[Provider("aws", secret, 0, 0)],
             pods=[pod("default/web", secret)],
             launches=[launch("default/bad", "unavailable", secret)],
-            pools=[PoolState("gpu", 3, (("booting", 1),), False, secret)],
+            pools=[PoolOverview("gpu", 3, (("booting", 1),), False, secret)],
             warnings=[Warned(4590.0, "warn", secret)],
         )
         text = self.page(shown).text

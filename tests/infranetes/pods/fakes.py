@@ -21,7 +21,7 @@ from infranetes.cri.containers import ContainerCalls
 from infranetes.cri.sandboxes import SandboxCalls
 from infranetes.hostports.hostports import HostPorts
 from infranetes.hostports.mappings import HostPort
-from infranetes.hostports.table import Table, elements
+from infranetes.hostports.table import HostPortTable, elements
 from infranetes.identity.authority import Authority
 from infranetes.identity.certificates import Signed
 from infranetes.images import Image, LayerDisk
@@ -456,7 +456,7 @@ class FakeNode:
     def make_features(self) -> list[PodFeature]:
         """Return the features of the pods of the daemon that starts, in order."""
         self.carried = self.make_carried()
-        ports = HostPorts(cast(Table, self.table), unused=lambda port: None)
+        ports = HostPorts(cast(HostPortTable, self.table), unused=lambda port: None)
         host_ports = PodHostPorts(ports, self.node.inventory)
         return [NoShadows(), self.carried, NetworkChoice(self.node.network), PodServices(), host_ports]
 

@@ -15,7 +15,7 @@ from infranetes.kubernetes.api_server import ApiServer
 from infranetes.services.cluster import ClusterServices
 from infranetes.services.objects import OwnNode, endpoint_slice, service
 from infranetes.services.rules import Rule
-from infranetes.services.table import Table
+from infranetes.services.table import RuleTable
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
@@ -201,7 +201,7 @@ class Bed:
 
     def expected(self) -> dict[str, set[str]]:
         """Return the endpoints by address and port."""
-        table = Table(OwnNode("here"))
+        table = RuleTable(OwnNode("here"))
         services = [found for each in self.services.values() if (found := service(each))]
         slices = [its for each in self.slices.values() if (its := endpoint_slice(each))]
         table.replace(services, slices)

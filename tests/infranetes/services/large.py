@@ -7,18 +7,18 @@ from ipaddress import IPv4Address
 
 from infranetes.kubernetes.fields import Name
 from infranetes.services.objects import Endpoint, EndpointPort, EndpointSlice, OwnNode, Service, ServicePort
-from infranetes.services.table import Table
+from infranetes.services.table import RuleTable
 
 
-def large_table(services: int, endpoints: int = 5) -> Table:
+def large_table(services: int, endpoints: int = 5) -> RuleTable:
     """Return a table of so many Services, with so many endpoints each."""
-    table = Table(OwnNode("here"))
+    table = RuleTable(OwnNode("here"))
     for number in range(services):
         put_service(table, number, endpoints)
     return table
 
 
-def put_service(table: Table, number: int, endpoints: int = 5, shift: int = 0) -> None:
+def put_service(table: RuleTable, number: int, endpoints: int = 5, shift: int = 0) -> None:
     """Put a Service into the table. :param shift: a different number gives it different endpoints."""
     name = Name("ns", f"s{number}")
     first = IPv4Address("10.2.0.0") + number * 16 + shift

@@ -12,14 +12,14 @@ from infranetes.kubernetes.fields import Name
 from infranetes.services.cluster import ClusterServices
 from infranetes.services.kinds import OwnNodes, ServiceRanges, Services, Slices
 from infranetes.services.objects import OwnNode, service
-from infranetes.services.table import Table
+from infranetes.services.table import RuleTable
 from infranetes_common.errors import InvalidArgument
 from tests.infranetes.services import objects as written
 
 
 class KindTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.table = Table(OwnNode("here", "zone-a"))
+        self.table = RuleTable(OwnNode("here", "zone-a"))
 
     def endpoints(self) -> dict[str, int]:
         return {str(key.address): len(rule.endpoints) for key, rule in self.table.rules.items()}

@@ -18,7 +18,7 @@ from infranetes.services.messages import Batches, updates
 from infranetes.services.objects import OwnNode, Service, endpoint_slice, service
 from infranetes.services.pace import Pace
 from infranetes.services.sender import RuleSender
-from infranetes.services.table import Table
+from infranetes.services.table import RuleTable
 from infranetes_common.concurrency import Notifier, start
 from infranetes_common.errors import InfranetesError, Unavailable, Unimplemented
 from infranetes_common.wire import vmserver
@@ -113,7 +113,7 @@ class _Bug(Exception):
 class UpdateTests(SynchronousTestCase):
     def test_all_rules_come_in_parts(self) -> None:
         self.patch(messages, "PART", 10)
-        table = Table(OwnNode("here"))
+        table = RuleTable(OwnNode("here"))
         self.assertEqual([(each.all, each.more) for each in updates(table, None)], [(True, False)])
         for number in range(25):
             table.put_service(a_service(number))
@@ -126,7 +126,7 @@ class UpdateTests(SynchronousTestCase):
 
     def test_a_part_has_only_so_many_source_ranges(self) -> None:
         self.patch(messages, "ADDRESSES_IN_PART", 4)
-        table = Table(OwnNode("here"))
+        table = RuleTable(OwnNode("here"))
         ports = [written.port(number, f"p{number}") for number in range(1, 6)]
         ranges = [f"10.{number}.0.0/16" for number in range(2)]
         item = written.service(ports=ports, loadBalancerSourceRanges=ranges)
@@ -139,7 +139,7 @@ class UpdateTests(SynchronousTestCase):
 
     def test_a_part_has_only_so_many_endpoints_unless_one_rule_has_more(self) -> None:
         self.patch(messages, "ADDRESSES_IN_PART", 4)
-        table = Table(OwnNode("here"))
+        table = RuleTable(OwnNode("here"))
         for number, endpoints in enumerate((2, 2, 1, 5, 3, 1)):
             table.put_service(a_service(number))
             addresses = [written.endpoint(f"10.1.{number}.{each}") for each in range(endpoints)]
@@ -150,7 +150,7 @@ class UpdateTests(SynchronousTestCase):
         self.assertEqual(sizes, [[2, 2], [1], [5], [3, 1]])
 
     def test_a_rule_is_sent_with_all_that_it_says(self) -> None:
-        table = Table(OwnNode("here"))
+        table = RuleTable(OwnNode("here"))
         ports = [written.port(80), written.port(80, "", "UDP"), written.port(81, "s", "SCTP")]
         ranges = ["192.0.2.0/24", "198.51.100.0/24"]
         item = written.service(
@@ -177,7 +177,7 @@ class UpdateTests(SynchronousTestCase):
         self.assertEqual((rules[203, 6].key.address, rules[10, 132].key.port), (bytes([203, 0, 113, 1]), 81))
 
     def test_what_a_vm_lacks(self) -> None:
-        table = Table(OwnNode("here"))
+        table = RuleTable(OwnNode("here"))
         for number in range(3):
             table.put_service(a_service(number))
         table.remove_service(a_service(1).name)
@@ -187,7 +187,7 @@ class UpdateTests(SynchronousTestCase):
 
     def test_ranges_come_last_and_when_they_change(self) -> None:
         self.patch(messages, "PART", 1)
-        table = Table(OwnNode("here"))
+        table = RuleTable(OwnNode("here"))
         table.put_service(a_service(1))
         table.put_service(a_service(2))
         table.put_ranges(Name("", "a"), (ip_network("10.96.0.0/12"),))
@@ -205,7 +205,7 @@ class UpdateTests(SynchronousTestCase):
 
     def test_one_that_is_sent_all_rules_is_sent_the_ranges_too(self) -> None:
         self.patch(rule_table, "REMEMBERED", 1)
-        table = Table(OwnNode("here"))
+        table = RuleTable(OwnNode("here"))
         table.put_ranges(Name("", "a"), (ip_network("10.96.0.0/12"),))
         for number in range(2):
             table.put_service(a_service(number))
@@ -215,7 +215,7 @@ class UpdateTests(SynchronousTestCase):
         self.assertEqual((found.all, found.ranges.ranges), (True, ["10.96.0.0/12"]))
 
     def test_vms_that_lack_the_same_share_messages_while_there_is_no_newer_change(self) -> None:
-        table = Table(OwnNode("here"))
+        table = RuleTable(OwnNode("here"))
         table.put_service(a_service(1))
         batches = Batches(table)
         batch = batches.since(None)
@@ -238,7 +238,7 @@ class SenderTests(SynchronousTestCase):
 
     def begin(self) -> None:
         """Start a new daemon, whose table is another."""
-        self.table = Table(OwnNode("here"))
+        self.table = RuleTable(OwnNode("here"))
         self.table.complete = True
         self.sender = RuleSender(
             self.clock, self.vm, self.table, self.changed, Batches(self.table), Pace(self.clock)

@@ -14,7 +14,7 @@ from infranetes.kubernetes.fields import Name
 from infranetes.services import table
 from infranetes.services.objects import EndpointSlice, OwnNode, Service, endpoint_slice, service
 from infranetes.services.rules import Key, Rule
-from infranetes.services.table import Table
+from infranetes.services.table import RuleTable
 from infranetes_common.addresses import Network
 from tests.infranetes.services import objects as written
 
@@ -44,7 +44,7 @@ class VM:
         self.number = 0
         self.snapshots = 0
 
-    def follow(self, source: Table) -> int:
+    def follow(self, source: RuleTable) -> int:
         """Apply the changes. Return how many rules they had."""
         changes = source.since(self.number)
         if changes is None or source.ranges_number > self.number:
@@ -67,7 +67,7 @@ class VM:
 
 class TableTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.table = Table(HERE)
+        self.table = RuleTable(HERE)
         self.vm = VM()
 
     def endpoints(self) -> dict[str, list[str]]:
@@ -267,7 +267,7 @@ class AnyOrderTests(SynchronousTestCase):
         services: dict[str, Service] = {}
         slices: dict[str, EndpointSlice] = {}
         ranges: dict[Name, tuple[Network, ...]] = {}
-        given_table, vms = Table(HERE), (VM(), VM())
+        given_table, vms = RuleTable(HERE), (VM(), VM())
         for step in steps:
             match step:
                 case ("service", str(name), address):
@@ -287,7 +287,7 @@ class AnyOrderTests(SynchronousTestCase):
                     given_table.put_ranges(Name("", name), its)
                 case ("look", int(which)):
                     vms[which].follow(given_table)
-        afresh = Table(HERE)
+        afresh = RuleTable(HERE)
         afresh.replace(list(services.values()), list(slices.values()))
         for each, its in ranges.items():
             afresh.put_ranges(each, its)

@@ -10,14 +10,14 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.kubernetes.fields import Name
 from infranetes.services.objects import OwnNode, endpoint_slice, service
 from infranetes.services.rules import Key
-from infranetes.services.table import Table
+from infranetes.services.table import RuleTable
 from infranetes.services.verdict import Outcome, Verdict, judge
 from tests.infranetes.services import objects as written
 
 
 class VerdictTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.table = Table(OwnNode("here"))
+        self.table = RuleTable(OwnNode("here"))
 
     def put(self, item: written.Json, *endpoints: str, node: str = "here") -> None:
         found = service(item)

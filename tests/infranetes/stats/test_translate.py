@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes.pods.store.records import ContainerRecord, SandboxRecord
 from infranetes.pods.store.states import ContainerState, SandboxState
-from infranetes.providers.interface import Refused, Share
+from infranetes.providers.interface import RefusedPackets, Share
 from infranetes.services.timing import RuleProgress
 from infranetes.stats import metrics
 from infranetes.stats.translate import container_stats, sandbox_stats
@@ -136,7 +136,7 @@ class MetricsTests(SynchronousTestCase):
         of = sandbox()
         container(of)
         progress = RuleProgress(7, 3, "", 1.0, 0.25, 1.5, 9)
-        refused = {Share.CONNECTIONS: Refused(300, 2)}
+        refused = {Share.CONNECTIONS: RefusedPackets(300, 2)}
         self.found = metrics.sandbox_metrics(of, answer(), progress, refused)
 
     def labels(self, metric: Any) -> dict[str, str]:

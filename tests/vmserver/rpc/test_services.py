@@ -10,7 +10,7 @@ from infranetes.services.messages import Batches
 from infranetes.services.objects import OwnNode, endpoint_slice, service
 from infranetes.services.pace import Pace
 from infranetes.services.sender import RuleSender
-from infranetes.services.table import Table
+from infranetes.services.table import RuleTable
 from infranetes_common.concurrency import Notifier
 from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver as messages
@@ -42,7 +42,7 @@ class ServiceRulesCase(AgentCase):
         self.agent.service._agent.services._proxy = ServiceProxy(Kernel(reactor, self.space.name))
 
     def begin_daemon(self) -> None:
-        self.table = Table(OwnNode("here"))
+        self.table = RuleTable(OwnNode("here"))
         self.table.complete = True
         self.changed = Notifier()
         client = AgentClient(SANDBOX, self.agent.channel())

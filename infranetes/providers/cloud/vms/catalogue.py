@@ -40,7 +40,7 @@ class CallCloud(Protocol[D_co]):
 
 
 @implementer(IImageCatalogue)
-class MachineImages(Generic[D]):
+class MachineImageCatalogue(Generic[D]):
     """See `IImageCatalogue`."""
 
     machine_images = True

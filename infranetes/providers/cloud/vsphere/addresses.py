@@ -58,7 +58,7 @@ def parse_range(text: str) -> AddressRange:
 
 
 @attrs.frozen
-class Pool:
+class AddressPool:
     """What addresses are given from. :ivar network: the port group's."""
 
     network: IPv4Network
@@ -105,7 +105,7 @@ class Leases:
 
     :param now: seconds since 1970."""
 
-    def __init__(self, directory: Path, pool: Pool, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, directory: Path, pool: AddressPool, now: Callable[[], float] = time.time) -> None:
         self.pool = pool
         self._directory = directory
         self._now = now

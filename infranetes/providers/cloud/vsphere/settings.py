@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 
 from infranetes.providers.cloud.settings import CloudSettings
-from infranetes.providers.cloud.vsphere.addresses import Pool, parse_range
+from infranetes.providers.cloud.vsphere.addresses import AddressPool, parse_range
 from infranetes_common import config_outside as outside
 
 MOST_SNAPSHOTS = 32  # the most that vSphere keeps of one disk
@@ -123,7 +123,7 @@ class Settings(CloudSettings):
     # A larger size is no more likely to be available, so other resource pools are tried instead.
     max_sizes: int = attrs.field(default=1, validator=attrs.validators.ge(1))
 
-    def address_pool(self) -> Pool | None:
+    def address_pool(self) -> AddressPool | None:
         """What this node gives addresses from; None: DHCP gives them.
 
         :raise ValueError: it is malformed."""
@@ -135,4 +135,4 @@ class Settings(CloudSettings):
             raise ValueError(
                 "with them, addresses has to be an IPv4 network and gateway its router"
             ) from None
-        return Pool(network, gateway, tuple(parse_range(each) for each in self.address_ranges))
+        return AddressPool(network, gateway, tuple(parse_range(each) for each in self.address_ranges))

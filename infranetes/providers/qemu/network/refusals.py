@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from infranetes.firewalls import fragments, shares
-from infranetes.providers.interface import Refused, Share
+from infranetes.providers.interface import RefusedPackets, Share
 from infranetes_common.commands import Command, check
 from infranetes_common.reactors import IReactor
 
@@ -31,16 +31,18 @@ async def read(reactor: IReactor, device: str) -> Counts:
     return counts
 
 
-def since(before: Counts, now: Counts) -> Mapping[str, Mapping[Share, Refused]]:
+def since(before: Counts, now: Counts) -> Mapping[str, Mapping[Share, RefusedPackets]]:
     """Return the counts, each with what came lately. One that is lower than before is of another pod."""
-    refused: dict[str, dict[Share, Refused]] = {}
+    refused: dict[str, dict[Share, RefusedPackets]] = {}
     for address, counts in now.items():
         for share, total in counts.items():
             had = before.get(address, {}).get(share, 0)
-            refused.setdefault(address, {})[share] = Refused(total, total - had if had <= total else total)
+            refused.setdefault(address, {})[share] = RefusedPackets(
+                total, total - had if had <= total else total
+            )
     return refused
 
 
-def used_up(refused: Mapping[Share, Refused]) -> Sequence[str]:
+def used_up(refused: Mapping[Share, RefusedPackets]) -> Sequence[str]:
     """Return the shares that have been used up lately, each with the number of packets, for a message."""
     return [f"{share.value} ({each.lately} packets)" for share, each in refused.items() if each.lately]

@@ -18,8 +18,8 @@ from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.providers.cloud.vsphere.addresses import (
     ASKED_SECONDS,
     LACKED_SECONDS,
+    AddressPool,
     Leases,
-    Pool,
     mac_of,
     parse_range,
 )
@@ -41,7 +41,7 @@ class LeaseCase(SynchronousTestCase):
         self.directory = Path(self.mktemp())
         self.seconds = time.time()  # comparable to the files' times
         ranges = (parse_range("10.1.2.1-10.1.2.3"), parse_range("10.1.2.20/31"))
-        self.pool = Pool(IPv4Network("10.1.2.0/24"), IPv4Address("10.1.2.1"), ranges)
+        self.pool = AddressPool(IPv4Network("10.1.2.0/24"), IPv4Address("10.1.2.1"), ranges)
         self.leases = self.daemon()
 
     def daemon(self) -> Leases:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.providers.interface import Refused, Share
+from infranetes.providers.interface import RefusedPackets, Share
 from infranetes.providers.qemu.network.refusals import since, used_up
 
 
@@ -18,12 +18,12 @@ class SinceTests(SynchronousTestCase):
         self.assertEqual(
             found["10.0.0.5"],
             {
-                Share.CONNECTIONS: Refused(7, 0),
-                Share.FRAGMENTS: Refused(10, 1),
-                Share.NEIGHBOURS: Refused(4, 4),
+                Share.CONNECTIONS: RefusedPackets(7, 0),
+                Share.FRAGMENTS: RefusedPackets(10, 1),
+                Share.NEIGHBOURS: RefusedPackets(4, 4),
             },
         )
         self.assertEqual(
-            found["10.0.0.6"], {Share.CONNECTIONS: Refused(3, 3)}, "the next pod with the address"
+            found["10.0.0.6"], {Share.CONNECTIONS: RefusedPackets(3, 3)}, "the next pod with the address"
         )
         self.assertEqual(used_up(found["10.0.0.5"]), ["fragments (1 packets)", "neighbours (4 packets)"])
