@@ -12,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.daemon.provider_start import AWAITED_SECONDS, ProviderStart
 from infranetes.daemon.service_manager import ServiceManager
+from infranetes.pods.node.sides import Providers
 from infranetes.providers.interface import Awaited
 from infranetes_common.errors import FailedPrecondition, Unavailable
 
@@ -19,9 +20,8 @@ from infranetes_common.errors import FailedPrecondition, Unavailable
 class FakeProvider:
     """A provider that starts when the test says so."""
 
-    name = "fake"
-
-    def __init__(self) -> None:
+    def __init__(self, name: str = "fake") -> None:
+        self.name = name
         self.starts: list[Deferred[None]] = []
         self.networks: list[str] = []
         self.progress: Any = None
@@ -35,19 +35,27 @@ class FakeProvider:
         self.networks.append(pod_cidr)
 
 
+def providers_of(own: Any, *others: Any) -> Providers:
+    """Return the providers of a node that has these sides."""
+    providers = Providers(own, lambda provider: next(side for side in others if side.provider is provider))
+    for side in others:
+        providers.add(side.provider)
+    return providers
+
+
 class SeveralProvidersTests(SynchronousTestCase):
     """Each provider starts, fails and is retried independently."""
 
     def setUp(self) -> None:
         self.clock = Clock()
-        self.providers = {"west": FakeProvider(), "east": FakeProvider()}
+        self.providers = {name: FakeProvider(name) for name in ("west", "east")}
         self.sides: Any = {
             name: SimpleNamespace(
                 name=name, provider=provider, trouble="starting", gets_subnet=name == "east"
             )
             for name, provider in self.providers.items()
         }
-        node = SimpleNamespace(sides=self.sides, clock=self.clock, trouble="")
+        node = SimpleNamespace(providers=providers_of(*self.sides.values()), clock=self.clock)
         self.ready: list[str] = []
         pods: Any = SimpleNamespace(node=node, pod_cidr="10.1.0.0/24", provider_started=self.started)
         self.sent: list[str] = []
@@ -109,7 +117,7 @@ class ProviderStartTests(SynchronousTestCase):
         self.clock = Clock()
         self.provider = FakeProvider()
         self.side = SimpleNamespace(name="fake", provider=self.provider, trouble="starting", gets_subnet=True)
-        self.node = SimpleNamespace(sides={"fake": self.side}, clock=self.clock)
+        self.node = SimpleNamespace(providers=providers_of(self.side), clock=self.clock)
         self.became_ready = 0
         pods: Any = SimpleNamespace(node=self.node, pod_cidr="10.1.0.0/24", provider_started=self.ready)
         self.sent: list[str] = []
