@@ -91,6 +91,10 @@ class Unimplemented(InfranetesError):
     code = Code.UNIMPLEMENTED
 
 
+class NotOffered(FailedPrecondition):
+    """A VM's agent does not offer a call: its guest image is of another release, or it shares its machine."""
+
+
 class ConfigError(InfranetesError):
     """The configuration is wrong; the message names the file and the key."""
 

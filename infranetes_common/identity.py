@@ -59,8 +59,7 @@ class Network:
     address: str  # IPv4 with prefix length: 10.88.0.7/16
     gateway: str  # an address of the same subnet; "": `routes` has the routes
     mtu: int = 1500  # bytes, 576 to 65535
-    # For a network other than the provider's own. The document omits these fields if they are empty, so that
-    # older agents understand it.
+    # For a network other than the provider's own.
     routes: tuple[Route, ...] = ()  # all routes; empty: the address's subnet, and a default by the gateway
     more: tuple[str, ...] = ()  # further addresses with prefix lengths, of either family
     neighbours: tuple[Neighbour, ...] = ()

@@ -32,7 +32,7 @@ from infranetes_common.wire import control
 
 SECONDS = 60.0  # kubelet itself waits for ever, and asks again after an error
 _STREAM = 1
-_OK, _DEADLINE_EXCEEDED, _UNIMPLEMENTED = "0", "4", "12"  # grpc-status
+_OK, _DEADLINE_EXCEEDED = "0", "4"  # grpc-status
 
 
 class Failed(Exception):
@@ -79,10 +79,6 @@ def call(socket: str, method: str, request: Message, seconds: float = SECONDS) -
     status = found.get("grpc-status", "")
     if status == _DEADLINE_EXCEEDED:
         raise Failed(f"the infranetes daemon on {socket} did not answer within {seconds:g} s")
-    if status == _UNIMPLEMENTED:
-        raise Failed(
-            f"the infranetes daemon on {socket} is of an older release, which mounts no volumes: restart it"
-        )
     if status != _OK:
         raise Failed(unquote(found.get("grpc-message", "")) or f"the daemon failed (grpc-status {status!r})")
 

@@ -118,7 +118,6 @@ def _make(
         version,
         tuple(deb.stem for deb in packages),
         containers.providers,
-        recipe.FEATURES,
     )
     images.write(made)
     return made

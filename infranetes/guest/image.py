@@ -34,7 +34,6 @@ class GuestImage:
     kernel_version: str
     packages: tuple[str, ...]  # Infranetes' own, as NAME_VERSION
     providers: tuple[str, ...] = ()  # its ContainerProviders, the agent's default first; (): not known
-    features: tuple[str, ...] = ()  # abilities of its agent that earlier ones lack; see `recipe.FEATURES`
 
     @property
     def disk(self) -> Path:
@@ -66,8 +65,10 @@ def read(directory: Path) -> GuestImage:
     """
     try:
         fields = json.loads((directory / MANIFEST).read_bytes())
-        lists = {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
-        image = GuestImage(directory, **{**fields, **lists})
+        known = {field.name for field in attrs.fields(GuestImage)}  # another release may have written more
+        found = {key: value for key, value in fields.items() if key in known}
+        lists = {key: tuple(value) for key, value in found.items() if isinstance(value, list)}
+        image = GuestImage(directory, **{**found, **lists})
     except FileNotFoundError:
         raise FailedPrecondition(f"there is no guest image in {directory}; {BUILD_HINT}") from None
     except (OSError, ValueError, TypeError, KeyError) as error:

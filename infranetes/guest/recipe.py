@@ -326,8 +326,4 @@ DEFAULT_CONTAINERS = "both"
 
 # Our own packages, from the directory that the builder is given.
 OUR_PACKAGES = ("infranetes-common", "vmserver")
-
-# Abilities of this release's agent that earlier ones lack, and that the node has to know of beforehand.
-ROUTES = "routes"  # an identity's network may have routes, further addresses and neighbours
-FEATURES = (ROUTES,)
 DISK_GIB = 8  # of the image; the configuration says how large the template's disk is

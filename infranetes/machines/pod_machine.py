@@ -57,8 +57,8 @@ from infranetes_common.errors import (
     FailedPrecondition,
     InfranetesError,
     NotFound,
+    NotOffered,
     Unavailable,
-    Unimplemented,
 )
 from infranetes_common.wire import cri, vmserver
 
@@ -102,7 +102,6 @@ class PodMachine:
         self._owner = owner
         self._launch: Flight[Instance] | None = None  # the launch at the provider, if this process made one
         self._takes_layers: bool | None = None  # the agent's answer; None: this process has not asked
-        self._keeps_volumes: bool | None = None  # likewise
         self._disconnected = False
 
     @property
@@ -212,14 +211,6 @@ class PodMachine:
             self._takes_layers = (await self.connect().info()).takes_layers
         return self._takes_layers
 
-    async def keeps_volumes(self) -> bool:
-        """Whether volumes can be the VM's own. The agent is asked once.
-
-        :raise InfranetesError: it can't be asked."""
-        if self._keeps_volumes is None:
-            self._keeps_volumes = (await self.connect().info()).keeps_volumes
-        return self._keeps_volumes
-
     async def configure(
         self, config: cri.PodSandboxConfig, node_dns: cri.DNSConfig, contprovider: str
     ) -> None:
@@ -229,14 +220,7 @@ class PodMachine:
         :raise InfranetesError: the agent can't be asked, refuses, or could not start it."""
         client = self.connect()
         with self.timeline.step("the VM is configured", contprovider):
-            used = await client.configure(config, node_dns, contprovider)
-        if contprovider and not used:  # an agent of an earlier release
-            used = (await client.info()).container_provider
-        if contprovider not in ("", used):
-            raise FailedPrecondition(
-                f"sandbox {self.id}: its VM runs containers by {used} alone, not by {contprovider}: "
-                "its agent is of an earlier release; rebuild the guest image (infranetes-guest build)"
-            )
+            await client.configure(config, node_dns, contprovider)
         if contprovider:
             self._takes_layers = None  # the answer depends on the ContainerProvider
 
@@ -244,7 +228,7 @@ class PodMachine:
         """Have the VM, which no pod has yet, run its first container. Idempotent.
 
         :raise InfranetesError: the agent can't be asked, or does not get done with it."""
-        with contextlib.suppress(Unimplemented), self.timeline.step("the VM runs a container of its own"):
+        with contextlib.suppress(NotOffered), self.timeline.step("the VM runs a container of its own"):
             await self.connect().warm_up()
 
     @property
@@ -388,7 +372,7 @@ class PodMachine:
                 f"{info.sandbox_id[:64] or 'none'}"
             )
         self.info = info
-        self._takes_layers, self._keeps_volumes = info.takes_layers, info.keeps_volumes
+        self._takes_layers = info.takes_layers
         await correct_clock(self.id, client, reading)
 
     # ---- the end

@@ -2,8 +2,8 @@
 """The annotations by which a pod asks for more than the CRI can say, the same for all providers.
 
 A pod is refused, before anything is made for it, if it has an unknown annotation below `infranetes.io/` or a
-malformed value. Its provider refuses the annotations that it does not serve. The names of earlier releases
-are aliases. A test compares the table in docs/annotations.md with this one.
+malformed value. Its provider refuses the annotations that it does not serve. The names of the Go
+version are aliases. A test compares the table in docs/annotations.md with this one.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def read(annotations: Mapping[str, str]) -> Wishes:
 
 
 def refuse_unknown(provider: str, annotations: Mapping[str, str], supported: Collection[str] = ()) -> None:
-    """Refuse what begins with a provider's own prefix, today's or that of earlier releases, and is not known.
+    """Refuse what begins with a provider's own prefix, today's or the Go version's, and is not known.
 
     :param supported: the provider's own annotations, whole names.
     :raise InvalidArgument: the message names the annotation, and what may be meant."""

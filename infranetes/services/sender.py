@@ -21,7 +21,7 @@ from infranetes.services.pace import Pace
 from infranetes.services.table import Change, RuleTable
 from infranetes.services.timing import RuleProgress, Times
 from infranetes_common.concurrency import Notifier, backoff, sleep, start
-from infranetes_common.errors import InfranetesError, InvalidArgument, Unimplemented
+from infranetes_common.errors import InfranetesError, InvalidArgument, NotOffered
 from infranetes_common.wire import vmserver
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds between two failed calls
@@ -119,7 +119,7 @@ class RuleSender:
             try:
                 await self._call()
                 trouble = "the agent ended the call"
-            except Unimplemented:
+            except NotOffered:
                 self.trouble, self._over = "it has no service proxy", True
                 self._told.notify()
                 return

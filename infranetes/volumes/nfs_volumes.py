@@ -20,7 +20,7 @@ from infranetes.volumes import mounts
 from infranetes.volumes.mount_table import MountTable
 from infranetes.volumes.nfs import NfsVolume, find_nfs, may_be_nfs
 from infranetes_common.concurrency import run_in_thread
-from infranetes_common.errors import FailedPrecondition, InfranetesError, Unimplemented
+from infranetes_common.errors import FailedPrecondition, InfranetesError, NotOffered
 from infranetes_common.filesync.wire import PREFIX
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
@@ -102,13 +102,7 @@ class NfsVolumes(PodFeature):
                 "an NFS volume can't be mounted with mapped ids: leave out hostUsers: false"
             )
         began = self._clock.seconds()
-        try:
-            id = await container.sandbox.agent().mount_nfs(container.id, volume.mount)
-        except Unimplemented:
-            raise FailedPrecondition(
-                "this pod's VM can't mount NFS volumes: its guest image is of an earlier release, or its "
-                "agent shares a machine. Rebuild the guest image, and recreate the pod"
-            ) from None
+        id = await container.sandbox.agent().mount_nfs(container.id, volume.mount)
         _log.info(
             "{source} is mounted in the VM of sandbox {sandbox}: {seconds:.2f} s",
             source=volume.mount.source,
@@ -128,7 +122,7 @@ class NfsVolumes(PodFeature):
             return
         try:
             await sandbox.client.unmount_nfs(UNMOUNT_SECONDS)
-        except Unimplemented:
+        except NotOffered:
             pass  # such an agent has mounted none
         except InfranetesError as error:
             _log.warn(

@@ -49,8 +49,6 @@ class OwnVolume:
 class OwnVolumes:
     """The own volumes of every sandbox's VM.
 
-    :param carried: the volumes that are carried, by sandbox and id: an emptyDir that a container has had so
-        from a daemon or an agent of an earlier release goes on like that.
     :param space: shows kubelet what they take.
     """
 
@@ -60,14 +58,12 @@ class OwnVolumes:
         records: VolumeRecords,
         table: MountTable,
         sync: VolumeSync,
-        carried: Mapping[str, Mapping[str, Volume]],
         space: ShownSpace,
     ) -> None:
         self._reactor = reactor
         self._records = records
         self._table = table
         self._sync = sync
-        self._carried = carried
         self._space = space
         self._volumes: dict[str, dict[str, OwnVolume]] = {}  # by sandbox and id
 
@@ -98,11 +94,11 @@ class OwnVolumes:
         :param source: the mount's.
         :raise InfranetesError: it can't be had."""
         found = await self._find(sandbox, source)
-        if found is None or not await self._is_own(sandbox, found):
+        if found is None:
             if source.huge_page_size:
                 raise FailedPrecondition(
                     f"{source.path} is of the node's huge pages, which can't be in a VM: use an emptyDir of "
-                    "medium HugePages. One can be had where the agent in the pod's VM is of this release"
+                    "medium HugePages"
                 )
             return ""
         if found.whole.huge_page_size:
@@ -137,13 +133,6 @@ class OwnVolumes:
         if not may_be_empty_dir(source.path, uid):
             return None
         return await self._sync.at_source(source, find_empty_dir, source.path, uid, self._table)
-
-    async def _is_own(self, sandbox: Sandbox, found: EmptyDir) -> bool:
-        if found.whole.id in self._volumes.get(sandbox.id, {}):
-            return True
-        if any(found.has(one.source.path) for one in self._carried.get(sandbox.id, {}).values()):
-            return False
-        return await sandbox.machine.keeps_volumes()
 
     async def _bring(
         self, sandbox: Sandbox, own: OwnVolume, source: Source, vm: str, users: UserNamespace | None

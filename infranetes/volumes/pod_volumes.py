@@ -44,7 +44,6 @@ from infranetes_common.errors import (
     InfranetesError,
     NotFound,
     Unavailable,
-    Unimplemented,
 )
 from infranetes_common.filesync.wire import PREFIX
 from infranetes_common.volume_disks import checked_options
@@ -258,7 +257,7 @@ class PodVolumes(PodFeature):
                 return
             try:
                 await client.sync_disk(self._records[volume].serial)
-            except (NotFound, Unimplemented):  # nothing to write, or an agent of an earlier release
+            except NotFound:  # nothing to write
                 return
             except InfranetesError as error:
                 _log.warn(
@@ -405,18 +404,10 @@ def _told(found: PublishedVolume | InfranetesError | None) -> PublishedVolume | 
 
 async def _mounted(agent: AgentClient, serial: str, wanted: PublishedVolume) -> str:
     """Have the agent mount a disk, or find it; return how it knows it as a host_path. Idempotent."""
-    try:
-        if wanted.raw:
-            return await agent.find_disk(serial)
-        options = checked_options(wanted.mount_flags)
-        await agent.mount_disk(
-            serial, wanted.filesystem, options, read_only=wanted.read_only, group=wanted.group
-        )
-    except Unimplemented:
-        raise FailedPrecondition(
-            "this pod's VM can't have such volumes: its guest image is of an earlier release, or its agent "
-            "shares a machine. Rebuild the guest image, and recreate the pod"
-        ) from None
+    if wanted.raw:
+        return await agent.find_disk(serial)
+    options = checked_options(wanted.mount_flags)
+    await agent.mount_disk(serial, wanted.filesystem, options, read_only=wanted.read_only, group=wanted.group)
     return PREFIX + serial + (f"/{wanted.below}" if wanted.below else "")
 
 

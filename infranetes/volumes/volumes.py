@@ -66,7 +66,7 @@ class Volumes(PodFeature):
         self._watch = VolumeWatch(reactor, self._sync, self._volumes, config.interval)
         self._write_back = WriteBack(reactor, self._sync.sync)
         self._space = ShownSpace(reactor, self._lanes, on=config.show_space, free=config.keep_free)
-        self._own = OwnVolumes(reactor, self._records, self._mounts, self._sync, self._volumes, self._space)
+        self._own = OwnVolumes(reactor, self._records, self._mounts, self._sync, self._space)
         self._flushes: dict[str, Flight[str]] = {}  # by container
 
     # ---- over the daemon's life

@@ -59,7 +59,6 @@ class MachineCalls(AgentMachineRpcs):
             cpus=os.cpu_count() or 1,
             now_nanos=time.time_ns(),
             takes_layers=ITakesLayers.providedBy(self._choice.provider),
-            keeps_volumes=True,
             steady_nanos=self._timekeeping.reading() if self._timekeeping is not None else 0,
             huge_page_sizes=huge_page_sizes() if self._own_machine else [],
         )
@@ -79,7 +78,7 @@ class MachineCalls(AgentMachineRpcs):
         await self._choice.choose(request.container_provider)
         self._check_user_namespace(request.config)
         await self._choice.provider.configure(request.config)
-        return messages.ConfigureSandboxResponse(container_provider=self._choice.provider.name)
+        return messages.ConfigureSandboxResponse()
 
     async def WarmUp(self, request: messages.WarmUpRequest, call: Call) -> messages.WarmUpResponse:
         if self._warming is None or self._warming.done:

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from twisted.internet.defer import Deferred
 
 from infranetes.machines.agent import checks
-from infranetes_common.errors import InfranetesError, Unavailable, from_grpc
+from infranetes_common.errors import InfranetesError, NotOffered, Unavailable, from_grpc
 from infranetes_common.wire import vmserver
 from infranetes_common.wire.vmserver_rpcs import AgentStub
 from txgrpc import Channel, Code, GrpcError, StreamCall
@@ -74,4 +74,9 @@ class AgentCalls:
             return Unavailable(f"the agent of sandbox {self._sandbox_id} can't be reached: {error.message}")
         if error.code is Code.UNKNOWN:
             return InfranetesError(f"the agent of sandbox {self._sandbox_id} failed: {error.message}")
+        if error.code is Code.UNIMPLEMENTED:  # guest images, and the VMs made from them, outlive upgrades
+            return NotOffered(
+                f"the agent of sandbox {self._sandbox_id} does not offer this: {error.message}. If its guest "
+                "image is of an earlier release: rebuild it (infranetes-guest build) and recreate the pod"
+            )
         return from_grpc(error)

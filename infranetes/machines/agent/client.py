@@ -68,8 +68,8 @@ class AgentClient(
     """The client of one sandbox's agent. Connects when it is first used, and again after a loss.
 
     Methods fail with the errors of `infranetes_common.errors`: `Unavailable` if the agent can't be reached
-    or the connection is lost during the call. Cancelling a call also ends it at the agent. What the agent
-    sends is checked and within `limits` when it is handed on.
+    or the connection is lost during the call, `NotOffered` if it lacks the call. Cancelling a call also ends
+    it at the agent. What the agent sends is checked and within `limits` when it is handed on.
     """
 
     async def info(self, within: float = CALL_SECONDS) -> vmserver.InfoResponse:
@@ -87,18 +87,17 @@ class AgentClient(
 
     async def configure(
         self, config: cri.PodSandboxConfig, node_dns: cri.DNSConfig, contprovider: str = ""
-    ) -> str:
-        """Make the VM this pod's. Return which ContainerProvider runs its containers; "": it does not say.
+    ) -> None:
+        """Make the VM this pod's.
 
         :param node_dns: for a pod that says nothing of DNS, in a VM that has none of its own.
-        :param contprovider: the one that is to run them; "": the VM's own.
+        :param contprovider: the ContainerProvider that is to run its containers; "": the VM's own.
         :raise FailedPrecondition: the VM does not offer that one."""
         request = vmserver.ConfigureSandboxRequest(
             config=config, node_dns=node_dns, container_provider=contprovider
         )
         seconds = ENGINE_SECONDS if contprovider else CALL_SECONDS
-        answer = await self._call(self._stub.ConfigureSandbox(request, timeout=seconds))
-        return checks.clamped(answer).container_provider
+        await self._call(self._stub.ConfigureSandbox(request, timeout=seconds))
 
     async def warm_up(self) -> None:
         """Have a VM that waits for a pod run a container, so that the pod's own starts sooner. Idempotent.
@@ -109,7 +108,7 @@ class AgentClient(
     async def join_pod_network(self, request: vmserver.JoinPodNetworkRequest) -> int:
         """Give the VM an address of the pods' network. Return how long packets to it may be.
 
-        :raise Unimplemented: the VM is not a pod's alone, or its agent is of an earlier release."""
+        :raise NotOffered: the VM is not a pod's alone, or its agent lacks the call."""
         answer = await self._call(self._stub.JoinPodNetwork(request, timeout=ENGINE_SECONDS))
         return min(answer.mtu, request.mtu)
 
@@ -217,7 +216,7 @@ class AgentClient(
             await self._call(self._stub.LoadImage(_load_requests(image_id, archive), timeout=LOAD_SECONDS))
 
     async def fetch_image(self, image_id: str, url: str) -> None:
-        """Have the VM fetch an image. :raise Unimplemented: it takes images from the node alone."""
+        """Have the VM fetch an image. :raise NotOffered: it takes images from the node alone."""
         request = vmserver.FetchImageRequest(image_id=image_id, url=url)
         await self._call(self._stub.FetchImage(request, timeout=LOAD_SECONDS))
 

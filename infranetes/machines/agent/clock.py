@@ -21,7 +21,7 @@ class ClockClient(AgentCalls):
         :param earliest: the node's time before that `info` call, in nanoseconds since 1970 UTC.
         :param latest: the node's time after it.
         :raise FailedPrecondition: the reading is too old, or the VM's kernel refuses.
-        :raise Unimplemented: the agent is of an earlier release, or does not have the VM to itself.
+        :raise NotOffered: the agent does not have the VM to itself, or lacks the call.
         """
         request = vmserver.CorrectClockRequest(
             steady_nanos=steady, earliest_nanos=earliest, latest_nanos=latest

@@ -35,7 +35,7 @@ class DiskClient(AgentCalls):
 
         :param group: the id of the group that its files are given to; None: they keep theirs.
         :raise FailedPrecondition: the disk holds something else.
-        :raise Unimplemented: the VM is not a pod's alone, or its agent is of an earlier release."""
+        :raise NotOffered: the VM is not a pod's alone, or its agent lacks the call."""
         request = vmserver.MountDiskRequest(
             serial=serial, filesystem=filesystem, options=options, read_only=read_only, group=group
         )
@@ -44,7 +44,7 @@ class DiskClient(AgentCalls):
     async def find_disk(self, serial: str) -> str:
         """Wait for a disk that will not be mounted; return the path of its device in the VM. Idempotent.
 
-        :raise FailedPrecondition: the disk is mounted. :raise Unimplemented: as `mount_disk`."""
+        :raise FailedPrecondition: the disk is mounted. :raise NotOffered: as `mount_disk`."""
         request = vmserver.FindDiskRequest(serial=serial)
         found = await self._call(self._stub.FindDisk(request, timeout=FIND_SECONDS))
         if not _DEVICE.fullmatch(found.device):
@@ -54,8 +54,7 @@ class DiskClient(AgentCalls):
     async def sync_disk(self, serial: str) -> None:
         """Flush pending writes to a disk, which stays in use. Idempotent.
 
-        :raise NotFound: the disk is neither mounted nor a container's.
-        :raise Unimplemented: the VM's agent is of an earlier release."""
+        :raise NotFound: the disk is neither mounted nor a container's."""
         await self._call(self._stub.SyncDisk(vmserver.SyncDiskRequest(serial=serial), timeout=SYNC_SECONDS))
 
     async def unmount_disk(self, serial: str, within: float = UNMOUNT_SECONDS) -> None:

@@ -18,7 +18,7 @@ class FirewallClient(AgentCalls):
         """Put a firewall in force in the VM. Idempotent.
 
         :param tunnel_port: the port of the tunnel to the node, which filters its traffic; 0: no tunnel.
-        :raise Unimplemented: the agent is of an earlier release, or does not have the VM to itself.
+        :raise NotOffered: the agent does not have the VM to itself, or lacks the call.
         :raise Unavailable: the firewall is not in force; the former one still is.
         """
         request = vmserver.SetFirewallRequest(

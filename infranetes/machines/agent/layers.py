@@ -22,7 +22,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 class LayerClient(AgentCalls):
     """The part of AgentClient for layers.
 
-    All calls raise Unimplemented if the VM takes only whole images (`load_image`)."""
+    All calls raise NotOffered if the VM takes only whole images (`load_image`)."""
 
     async def layers(self, diff_ids: Sequence[str]) -> list[vmserver.LayerState]:
         """Ask how much of each layer the VM has; return one state for each, in the same order.

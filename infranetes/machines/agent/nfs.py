@@ -23,7 +23,7 @@ class NfsClient(AgentCalls):
 
         :raise DeadlineExceeded: the server does not answer.
         :raise FailedPrecondition: the server can't be reached or refuses, or the VM's kernel can't mount it.
-        :raise Unimplemented: the VM is not a pod's alone, or its agent is of an earlier release."""
+        :raise NotOffered: the VM is not a pod's alone, or its agent lacks the call."""
         request = vmserver.MountNfsRequest(
             container_id=container_id, source=mount.source, options=mount.options
         )

@@ -19,7 +19,7 @@ class ServiceClient(AgentCalls):
     ) -> AsyncGenerator[vmserver.ServiceRulesState, None]:
         """Send updates; yield the state in force when the call begins and after each update.
 
-        :raise Unimplemented: the VM has no service proxy.
+        :raise NotOffered: the VM has no service proxy.
         :raise Unavailable: its tables can't be changed, a newer call took over, or the connection is lost.
         """
         call = self._stub.ServiceRules(timeout=None)
@@ -43,7 +43,7 @@ class ServiceClient(AgentCalls):
 
         :param key: a destination; the report then has the proxy's verdict on connections to it.
 
-        :raise Unimplemented: the VM has no service proxy.
+        :raise NotOffered: the VM has no service proxy.
         """
         request = vmserver.ServiceReportRequest(key=key)
         return checks.clamped(await self._call(self._stub.ServiceReport(request, timeout=within)))

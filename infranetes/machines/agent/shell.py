@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from infranetes.machines.agent import limits
 from infranetes.machines.agent.calls import AgentCalls, SessionCall
-from infranetes_common.errors import FailedPrecondition, InfranetesError, Unimplemented
+from infranetes_common.errors import InfranetesError
 from infranetes_common.wire import vmserver
 
 
@@ -23,7 +23,7 @@ class ShellClient(AgentCalls):
     async def shell_output(self, call: SessionCall) -> AsyncGenerator[vmserver.SessionOutput, None]:
         """Read a shell's output, and its exit code, 0 to 255, as the last. The call ends with this generator.
 
-        :raise FailedPrecondition: the agent is of a release that has no shell."""
+        :raise NotOffered: the agent has no shell."""
         messages = self._streamed(call)
         try:
             async for message in messages:
@@ -33,11 +33,6 @@ class ShellClient(AgentCalls):
                     yield message
                     return
                 yield message
-        except Unimplemented:
-            raise FailedPrecondition(
-                f"the agent in the VM of sandbox {self._sandbox_id} is of an earlier release, which has no "
-                "shell: a pod that is made from a guest image of this release has one"
-            ) from None
         finally:
             await messages.aclose()
         raise InfranetesError("the agent ended the shell without an exit code; its log in the VM says why")

@@ -23,7 +23,7 @@ class SizeClient(AgentCalls):
 
         :raise FailedPrecondition: processes need the memory, or the guest can't move its contents.
         :raise DeadlineExceeded: it takes longer than `seconds`.
-        :raise Unimplemented: the agent is of an earlier release, or does not have the VM to itself.
+        :raise NotOffered: the agent does not have the VM to itself, or lacks the call.
         """
         request = vmserver.ReleaseMemoryRequest(ranges=_said(ranges), seconds=seconds)
         await self._call(self._stub.ReleaseMemory(request, timeout=seconds + _MARGIN_SECONDS))
@@ -37,7 +37,7 @@ class SizeClient(AgentCalls):
         """Have the guest use `count` processors, or all if it has fewer. Idempotent.
 
         :raise FailedPrecondition: the guest can't do that.
-        :raise Unimplemented: as `release_memory`.
+        :raise NotOffered: as `release_memory`.
         """
         request = vmserver.UseProcessorsRequest(count=count)
         await self._call(self._stub.UseProcessors(request, timeout=_RESTORE_SECONDS))

@@ -19,7 +19,7 @@ from infranetes.pods.store.states import SandboxState
 from infranetes.providers.annotations import PREFIX, network
 from infranetes.providers.interface import IInVpc
 from infranetes_common.concurrency import start
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unimplemented
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotOffered
 from infranetes_common.wire import cri, vmserver
 
 _HAS_LEASE = (SandboxState.LAUNCHING, SandboxState.BOOTING, SandboxState.READY, SandboxState.LOST)
@@ -166,9 +166,8 @@ class PodOverlay(PodFeature):
         )
         try:
             mtu = await sandbox.machine.connect().join_pod_network(request)
-        except Unimplemented as error:
+        except NotOffered as error:
             raise FailedPrecondition(
-                f"sandbox {sandbox.id}: its VM can't join the pods' network: {error}; rebuild the image, or "
-                "leave the pod in the VPC"
+                f"sandbox {sandbox.id}: its VM can't join the pods' network: {error}, or leave it in the VPC"
             ) from None
         await self._overlay.put(sandbox.id, host, mtu)

@@ -23,7 +23,6 @@ from infranetes_common.concurrency import Flight, backoff, settled, sleep
 from infranetes_common.errors import (
     DataLoss,
     DeadlineExceeded,
-    FailedPrecondition,
     InfranetesError,
     OutOfRange,
     Unavailable,
@@ -228,11 +227,7 @@ async def _mount(sandbox: Sandbox, mounts: Sequence[vmserver.LayerDisk], made: _
     if made is None:
         await sandbox.agent().mount_layers(mounts)
         return
-    try:
-        await sandbox.agent().add_image(made.id, made.configuration, mounts)
-    except FailedPrecondition:  # agents of earlier releases don't mount in AddImage
-        await sandbox.agent().mount_layers(mounts)
-        await sandbox.agent().add_image(made.id, made.configuration)
+    await sandbox.agent().add_image(made.id, made.configuration, mounts)
     made.done = True
 
 

@@ -28,7 +28,7 @@ async def check_huge_pages(agent: AgentClient, sizes: Iterable[int]) -> None:
             + (
                 f"its processor and kernel have none of that size; ask for {others}"
                 if others
-                else "its agent is of an earlier release or shares a machine, or its kernel has none"
+                else "its agent shares a machine, or its kernel has none"
             )
         )
 

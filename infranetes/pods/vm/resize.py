@@ -23,7 +23,7 @@ from infranetes.pods.vm.huge_pages import huge_bytes
 from infranetes.pods.vm.vm_size import limits_in, recorded_size, requested_size
 from infranetes.providers.interface import IGuest, IResizesVms, MemoryRange, Size
 from infranetes_common.concurrency import backoff, shielded, sleep
-from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable, Unimplemented
+from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.huge_pages import bytes_of
 from infranetes_common.wire import cri
 
@@ -223,12 +223,7 @@ class _Guest:
         self._sandbox = sandbox
 
     async def release(self, ranges: Sequence[MemoryRange], seconds: float) -> None:
-        try:
-            await _agent(self._sandbox).release_memory(ranges, seconds)
-        except Unimplemented:
-            raise FailedPrecondition(
-                "its agent is of an earlier release, which gives back no memory; recreate the pod"
-            ) from None
+        await _agent(self._sandbox).release_memory(ranges, seconds)
 
     async def restore(self, ranges: Sequence[MemoryRange]) -> None:
         await _agent(self._sandbox).restore_memory(ranges)

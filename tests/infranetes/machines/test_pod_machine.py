@@ -256,10 +256,9 @@ class AgentTests(MachineCase):
     def configure(self, contprovider: str) -> Deferred[None]:
         return start(self.machine.configure(cri.PodSandboxConfig(), cri.DNSConfig(), contprovider))
 
-    def kept(self) -> tuple[bool, bool]:
-        """Return what the agent said of layers and volumes, without asking it if it was asked before."""
-        layers = self.successResultOf(start(self.machine.takes_layers()))
-        return layers, self.successResultOf(start(self.machine.keeps_volumes()))
+    def takes_layers(self, machine: PodMachine | None = None) -> bool:
+        """Return what the agent said of layers, without asking it if it was asked before."""
+        return self.successResultOf(start((machine or self.machine).takes_layers()))
 
     def test_it_has_one_client_as_long_as_it_is_there(self) -> None:
         client = self.machine.client
@@ -270,24 +269,17 @@ class AgentTests(MachineCase):
         self.assertEqual(connected, [])
 
     def test_what_it_said_when_it_came_up_is_not_asked_again(self) -> None:
-        self.assertEqual(self.kept(), (False, False))
+        self.assertFalse(self.takes_layers())
         self.successResultOf(self.configure(""))
-        self.assertEqual((self.kept(), self.asked), ((False, False), 0))
+        self.assertEqual((self.takes_layers(), self.asked), (False, 0))
         self.successResultOf(self.configure("docker"))  # what takes layers may be another now
         for _ in range(2):
-            self.kept()
+            self.takes_layers()
         self.assertEqual(self.asked, 1)
         again = PodMachine(self.world.side, self.owner)  # the next daemon's
         for _ in range(2):
-            self.assertFalse(self.successResultOf(start(again.keeps_volumes())))
+            self.assertFalse(self.takes_layers(again))
         self.assertEqual(self.asked, 2)
-
-    def test_an_agent_of_an_earlier_release_runs_containers_by_what_it_has(self) -> None:
-        self.agent.old = True
-        self.successResultOf(self.configure(""))
-        self.successResultOf(self.configure("docker"))
-        refused = str(self.failureResultOf(self.configure("oci"), FailedPrecondition).value)
-        self.assertIn("runs containers by docker alone, not by oci", refused)
 
     def test_it_answers_in_time_and_as_itself_or_it_does_not(self) -> None:
         self.assertTrue(self.successResultOf(start(self.machine.answers(5.0))))

@@ -15,7 +15,7 @@ from infranetes.pods.store.states import SandboxState
 from infranetes.providers.interface import InstanceState, Size
 from infranetes_common.concurrency import start
 from infranetes_common.config import Bytes
-from infranetes_common.errors import ResourceExhausted, Unavailable, Unimplemented
+from infranetes_common.errors import NotOffered, ResourceExhausted, Unavailable
 from infranetes_common.wire import cri
 from tests.infranetes.machines.pool_case import PoolTestCase
 from tests.infranetes.pods.fake_agent import FakeAgent
@@ -56,8 +56,8 @@ class ClaimTests(PoolTestCase):
         own = self.run_pod(pod("own", annotations={"infranetes.io/anything": "x"}))
         self.assertEqual(self.world.agents[own].warmed_up, 0, "its pod waits for it")
 
-    def test_one_that_can_run_no_container_is_replaced_and_one_of_an_earlier_release_is_kept(self) -> None:
-        for error, idle in ((Unavailable("the agent is lost"), 0), (Unimplemented("WarmUp"), 2)):
+    def test_one_that_can_run_no_container_is_replaced_and_one_that_does_not_offer_it_is_kept(self) -> None:
+        for error, idle in ((Unavailable("the agent is lost"), 0), (NotOffered("WarmUp"), 2)):
             self.patch(FakeAgent, "warm_up", lambda agent, error=error: fail(error))
             for member in list(self.pool.members.values()):
                 self.pool.end(member, "test")

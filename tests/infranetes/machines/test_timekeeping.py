@@ -12,7 +12,7 @@ from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.clock_reading import LONGEST_NANOS, TOLERANCE_NANOS, ClockReading, correct_clock
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.timekeeping import FIRST_SECONDS, ROUND_SECONDS
-from infranetes_common.errors import Unavailable, Unimplemented
+from infranetes_common.errors import NotOffered, Unavailable
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fake_agent import FakeAgent
 from tests.infranetes.pods.fakes import FakeNode, pod
@@ -85,7 +85,7 @@ class TimekeepingTests(PodsTestCase):
 
         def refusing(sandbox_id: str) -> FakeAgent:
             agent = make(sandbox_id)
-            agent.correct_error = Unimplemented("not this one")
+            agent.correct_error = NotOffered("not this one")
             return agent
 
         self.patch(self.world, "make_agent", refusing)
@@ -97,7 +97,7 @@ class TimekeepingTests(PodsTestCase):
             len([words for words in told if "is not corrected for now: not this one" in words]), 1
         )
 
-    def test_agents_of_earlier_releases_are_told_nothing(self) -> None:
+    def test_agents_without_a_steady_clock_are_told_nothing(self) -> None:
         self.world.has_steady, self.world.ahead = False, SECOND
         self.world.wait(2 * ROUND_SECONDS)
         self.assertEqual(self.agent.corrections, [])

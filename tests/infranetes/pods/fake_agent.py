@@ -82,7 +82,6 @@ class FakeAgent:
     :ivar clocks: what its machine's clocks show when it is asked: the time, and the steady clock.
     :ivar corrections: the corrections of the clocks that it was sent.
     :ivar interruption: the notice of its machine's end, once there is one; see `interrupt`.
-    :ivar old: it is of a release in which Docker runs all containers.
     """
 
     def __init__(self, sandbox_id: str, scheduler: Kind | None = None) -> None:
@@ -98,7 +97,6 @@ class FakeAgent:
         self.node_dns: list[Any] = []
         self.chosen: list[str] = []
         self.configure_error: Exception | None = None
-        self.old = False
         self.certificates: list[str] = []
         self.clocks: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.corrections: list[tuple[int, int, int]] = []
@@ -156,14 +154,13 @@ class FakeAgent:
         self.certificates.append(certificate)
 
     @call
-    async def configure(self, config: Any, node_dns: Any, contprovider: str = "") -> str:
+    async def configure(self, config: Any, node_dns: Any, contprovider: str = "") -> None:
         self._reach()
         self.configured.append(config)
         self.node_dns.append(node_dns)
         self.chosen.append(contprovider)
         if self.configure_error is not None:
             raise self.configure_error
-        return "" if self.old else contprovider or "oci"
 
     @call
     async def warm_up(self) -> None:

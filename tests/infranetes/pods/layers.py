@@ -73,8 +73,7 @@ class LayerAgent(FakeAgent):
     """An agent that accepts layers.
 
     :ivar asked: the calls about layers, in order. :ivar puts: the layers that are being
-        sent. :ivar sent: those that were sent. :ivar earlier: whether it is of an earlier release, whose
-        AddImage does not support disks.
+        sent. :ivar sent: those that were sent.
     """
 
     def __init__(self, sandbox_id: str, provider: FakeProvider) -> None:
@@ -88,7 +87,6 @@ class LayerAgent(FakeAgent):
         self.digest = DIGEST
         self.damaged = ""
         self.blind = False
-        self.earlier = False
         self.mount_error: Exception | None = None
         self.add_error: Exception | None = None
         self.mounting: Deferred[None] | None = None
@@ -156,7 +154,7 @@ class LayerAgent(FakeAgent):
     async def add_image(
         self, image_id: str, configuration: bytes, disks: Sequence[vmserver.LayerDisk] = ()
     ) -> None:
-        if disks and not self.earlier:
+        if disks:
             await self.mount_layers(disks)
         else:
             self.asked.append(("add", ()))

@@ -20,7 +20,7 @@ from infranetes.services.pace import Pace
 from infranetes.services.sender import RuleSender
 from infranetes.services.table import RuleTable
 from infranetes_common.concurrency import Notifier, start
-from infranetes_common.errors import InfranetesError, Unavailable, Unimplemented
+from infranetes_common.errors import InfranetesError, NotOffered, Unavailable
 from infranetes_common.wire import vmserver
 from tests.infranetes.services import objects as written
 
@@ -408,7 +408,7 @@ class SenderTests(SynchronousTestCase):
         self.vm.deaf = True
         self.begin()
         waiting = start(self.sender.when_told())
-        self.vm.break_off(Unimplemented("no proxy"))
+        self.vm.break_off(NotOffered("no proxy"))
         self.successResultOf(waiting)
         for _ in range(20):
             self.clock.advance(sender.LONGEST_PAUSE)

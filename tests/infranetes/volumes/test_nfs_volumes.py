@@ -11,7 +11,7 @@ from infranetes.pods.node.hooks import PodFeature
 from infranetes.volumes.nfs import NfsVolume
 from infranetes.volumes.nfs_volumes import UNMOUNT_SECONDS, NfsVolumes
 from infranetes_common.concurrency import start
-from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, Unavailable, Unimplemented
+from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, NotOffered, Unavailable
 from infranetes_common.filesync.wire import PREFIX
 from infranetes_common.nfs import NfsMount, checked
 from tests.infranetes.pods.fakes import FakeNode
@@ -121,10 +121,6 @@ class NfsVolumesTests(NfsVolumesCase):
             error = self.failureResultOf(start(nfs.prepare(container, mounts)), FailedPrecondition)
             self.assertIn("hostUsers: false", str(error.value))
 
-    def test_an_agent_of_an_earlier_release_is_said(self) -> None:
-        self.agent.mount_error = Unimplemented("MountNfs")
-        self.assertIn("Rebuild the guest image", self.refused(FailedPrecondition, mounting(DATA)))
-
     def test_what_is_pending_is_written_before_the_vm_ends(self) -> None:
         self.create(mounting(DATA))
         destroyed: list[tuple[int, int]] = []
@@ -141,7 +137,7 @@ class NfsVolumesTests(NfsVolumesCase):
     def test_a_pod_ends_though_its_server_is_gone_and_the_log_says_what_that_means(self) -> None:
         for name, error, said in (
             ("web", Unavailable("gone"), ["gone"]),
-            ("old", Unimplemented("UnmountNfs"), []),
+            ("old", NotOffered("UnmountNfs"), []),
         ):
             if name != "web":
                 self.begin(name)

@@ -32,16 +32,10 @@ UID = "5f0c"
 
 @attrs.define
 class Machine:
-    """A VM whose agent can keep volumes, or is of an earlier release.
+    """A VM. :ivar huge: the sizes of huge pages that it supports."""
 
-    :ivar huge: the sizes of huge pages that it supports."""
-
-    keeps: bool = True
     huge: Sequence[int] = (2 << 20,)
     boot_id: str = "first"
-
-    async def keeps_volumes(self) -> bool:
-        return self.keeps
 
     async def info(self) -> vmserver.InfoResponse:
         return vmserver.InfoResponse(boot_id=self.boot_id, huge_page_sizes=self.huge)
@@ -125,7 +119,6 @@ class OwnVolumeTests(TestCase):
         self.sandbox, self.sync, self.space = Sandbox(), Sync(), Space()
         self.table = MountTable()
         self.addCleanup(self.table.close)
-        self.carried: dict[str, dict[str, Volume]] = {}
         self.volumes = self.made()
 
     def made(self) -> OwnVolumes:
@@ -135,7 +128,6 @@ class OwnVolumeTests(TestCase):
             self.records,
             self.table,
             cast(Any, self.sync),
-            self.carried,
             cast(Any, self.space),
         )
 
@@ -161,11 +153,6 @@ class OwnVolumeTests(TestCase):
         held.callback(None)
         self.assertEqual([await one for one in both], [self.source.id] * 2)
         self.assertEqual(self.sync.brought, [str(self.path)])
-
-    async def test_it_stays_the_vms_own_whatever_an_agent_says_later(self) -> None:
-        await self.prepare()
-        self.sandbox.machine.keeps = False
-        self.assertEqual(await self.prepare(), self.source.id)
 
     async def test_the_next_daemon_shows_those_of_its_sandboxes_and_clears_those_of_others(self) -> None:
         await self.prepare()
@@ -202,18 +189,6 @@ class OwnVolumeTests(TestCase):
 
     def prepared(self, **fields: Any) -> Any:
         return Deferred.fromCoroutine(self.prepare(**fields))
-
-    async def test_with_an_agent_of_an_earlier_release_it_is_carried(self) -> None:
-        self.sandbox.machine.keeps = False
-        self.assertEqual((await self.prepare(), self.sync.brought), ("", []))
-
-    async def test_what_a_container_has_carried_goes_on_so(self) -> None:
-        for path in (self.path, self.path.parents[2] / "volume-subpaths" / "cache" / "main" / "0"):
-            other = Source(str(path), False, False)
-            self.carried["s1"] = {other.id: Volume(other, self.table)}
-            self.assertEqual((await self.prepare(), self.sync.brought), ("", []), path)
-        del self.carried["s1"]
-        self.assertEqual(await self.prepare(), self.source.id)
 
     async def test_nothing_else_is_brought(self) -> None:
         self.sandbox.config.metadata.uid = "another"
@@ -303,7 +278,7 @@ class OwnVolumeTests(TestCase):
         self.assertIn("hugepages-1Gi: its processor and kernel have none", str(error))
         self.sandbox.machine.huge = ()
         error = await self.assertFailure(self.prepared(source=large), FailedPrecondition)
-        self.assertIn("its agent is of an earlier release", str(error))
+        self.assertIn("its agent shares a machine", str(error))
         self.assertEqual(len(self.sync.brought), 1)
 
     async def test_the_next_daemon_brings_it_again_as_what_it_was(self) -> None:
@@ -321,9 +296,6 @@ class OwnVolumeTests(TestCase):
 
     async def test_other_huge_pages_are_not_carried(self) -> None:
         source = attrs.evolve(self.source, in_memory=True, huge_page_size=2 << 20)
-        self.patch_find(source)
-        self.sandbox.machine.keeps = False
-        await self.assertFailure(self.prepared(source=source), FailedPrecondition)
         elsewhere = attrs.evolve(source, path="/dev/hugepages")
         error = await self.assertFailure(self.prepared(source=elsewhere), FailedPrecondition)
         self.assertIn("/dev/hugepages is of the node's huge pages", str(error))

@@ -19,7 +19,6 @@ from infranetes_common.errors import (
     NotFound,
     ResourceExhausted,
     Unavailable,
-    Unimplemented,
 )
 from infranetes_common.filesync.wire import PREFIX
 from infranetes_common.volume_disks import serial_of
@@ -177,7 +176,6 @@ class PodVolumesTests(PodVolumesCase):
         self.create(mounting(DATA))
         for error in (
             Unavailable("an error of the disk"),
-            Unimplemented("of a release before"),
             NotFound("none"),
         ):
             self.agent.sync_error = error
@@ -203,8 +201,6 @@ class PodVolumesTests(PodVolumesCase):
         words = self.refused(FailedPrecondition, mounting(DATA))
         self.assertIn("config.mounts[0]", words)
         self.assertEqual(len(self.kept()), 1)
-        self.agent.mount_error = Unimplemented("unknown call")
-        self.assertIn("guest image", self.refused(FailedPrecondition, mounting(DATA)))
         self.stop(self.sandbox)
         self.assertEqual((self.kept(), self.volumes.at), ([], {}))
 

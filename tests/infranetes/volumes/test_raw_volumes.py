@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from infranetes_common.concurrency import start
-from infranetes_common.errors import FailedPrecondition, Unimplemented
+from infranetes_common.errors import FailedPrecondition
 from infranetes_common.volume_disks import serial_of
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import PodsTestCase
@@ -68,10 +68,6 @@ class RawVolumeTests(PodVolumesCase):
         self.assertIn("volumeDevices", self.refused(FailedPrecondition, mounting(DISK)))
         self.assertIn("volumeMounts", self.refused(FailedPrecondition, with_devices(DATA)))
         self.assertEqual((self.kept(), self.volumes.calls), ([], []))
-
-    def test_a_guest_image_of_an_earlier_release_is_told(self) -> None:
-        self.agent.mount_error = Unimplemented("unknown call")
-        self.assertIn("guest image", self.refused(FailedPrecondition, with_devices(DISK)))
 
     def test_the_users_of_a_user_namespace_are_told_that_they_may_not(self) -> None:
         userns = pod("mapped", uid="u3", annotations={"infranetes.io/containers": "oci"})

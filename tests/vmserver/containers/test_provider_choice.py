@@ -264,7 +264,8 @@ class ProcessTests(TestCase):
         self.start()
         self.assertEqual(await self.provider(stub), ("fake", False))
         self.go.touch()
-        self.assertEqual((await self.choose(stub, "docker")).container_provider, "docker")
+        await self.choose(stub, "docker")
+        self.assertEqual(await self.provider(stub), ("docker", False))
         self.assertEqual(
             list((await stub.ListImages(messages.ListImagesRequest(), timeout=10.0)).image_ids), []
         )
@@ -274,7 +275,8 @@ class ProcessTests(TestCase):
         await self.kill()
         self.start()
         self.assertEqual(await self.provider(stub), ("docker", False))
-        self.assertEqual((await self.choose(stub, "docker")).container_provider, "docker")
+        await self.choose(stub, "docker")
+        self.assertEqual(await self.provider(stub), ("docker", False))
         self.assertEqual(len(self.begun.read_text().splitlines()), 3)  # once by each of these agents
 
     async def test_what_keeps_docker_from_starting_is_told(self) -> None:
@@ -294,7 +296,8 @@ class ProcessTests(TestCase):
                 await self.choose(stub, "docker")
             self.assertEqual(caught.exception.code, Code.UNAVAILABLE)
             self.assertIn(words, caught.exception.message)
-        self.assertEqual((await self.choose(stub, "")).container_provider, "fake")
+        await self.choose(stub, "")
+        self.assertEqual(await self.provider(stub), ("fake", False))
         with self.assertRaises(GrpcError) as caught:
             await self.choose(stub, "oci")
         self.assertEqual(caught.exception.code, Code.FAILED_PRECONDITION)

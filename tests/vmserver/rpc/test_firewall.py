@@ -7,7 +7,7 @@ from ipaddress import ip_network
 from typing import Any
 
 from infranetes.machines.agent.client import AgentClient
-from infranetes_common.errors import InvalidArgument, Unavailable, Unimplemented
+from infranetes_common.errors import InvalidArgument, NotOffered, Unavailable
 from infranetes_common.pod_firewall import CLOSED, OPEN, Allowed, PodFirewall, Ports
 from tests.harness.needs import needs_programs
 from tests.vmserver.harness import SANDBOX
@@ -62,5 +62,5 @@ class SetFirewallTests(AgentCase):
     async def test_a_machine_that_is_not_the_pods_alone_has_none(self) -> None:
         self.use(None)
         for _ in range(2):
-            with self.assertRaises(Unimplemented):
+            with self.assertRaises(NotOffered):
                 await self.client.set_firewall(CLOSED)

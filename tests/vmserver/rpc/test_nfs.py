@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from infranetes.machines.agent.client import AgentClient
 from infranetes_common.concurrency import run_in_thread
-from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, Unimplemented
+from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, NotOffered
 from infranetes_common.nfs import NfsMount, checked
 from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver as messages
@@ -101,5 +101,5 @@ class NfsTests(AgentCase):
     async def test_a_machine_that_is_not_the_pods_alone_mounts_nothing(self) -> None:
         self.use(None)
         for work in (self.client.mount_nfs(ID, WANTED), self.client.unmount_nfs(1)):
-            with self.assertRaises(Unimplemented):
+            with self.assertRaises(NotOffered):
                 await work

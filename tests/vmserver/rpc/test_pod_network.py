@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from infranetes.machines.agent.client import AgentClient
-from infranetes_common.errors import InvalidArgument, Unimplemented
+from infranetes_common.errors import InvalidArgument, NotOffered
 from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver as messages
 from tests.harness.needs import needs_netns, needs_programs
@@ -58,5 +58,5 @@ class JoinPodNetworkTests(AgentCase):
 
     async def test_a_machine_that_is_not_one_pods_alone_has_none(self) -> None:
         self.calls._tunnel = None
-        with self.assertRaises(Unimplemented):
+        with self.assertRaises(NotOffered):
             await self.client.join_pod_network(self.request)

@@ -103,7 +103,6 @@ class VolumeCallTests(AgentCase):
         (found,) = (await self.stub.MeasureVolumes(request, timeout=10.0)).volumes
         self.assertEqual((found.id, found.written.inodes), ("v1", 2))
         self.assertGreaterEqual(found.written.bytes, 1 << 20)
-        self.assertTrue((await self.stub.Info(messages.InfoRequest(), timeout=5.0)).keeps_volumes)
 
     async def test_a_container_may_mount_a_part_which_is_made(self) -> None:
         await self.put(Entry(b"", DIRECTORY, 0o2777, 0, 7))

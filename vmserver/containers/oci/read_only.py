@@ -27,7 +27,7 @@ def thd_read_only(program: str, at: Path) -> str:
     try:
         if not _is_mounted(program, at):
             at.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            unmount(at)  # the mount of an earlier version of the program
+            unmount(at)  # that of a program which was replaced since
             at.touch()
             _mount(program, at)
     except (OSError, InfranetesError) as error:

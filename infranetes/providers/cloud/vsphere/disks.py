@@ -331,9 +331,8 @@ def _thd_existing(driver: Driver, place: Place, ids: Sequence[str]) -> list[Firs
 
 
 def _check_guest_finds_disks(node: Node, extra: Sequence[OptionValue]) -> None:
-    """Check that a VM's guest sees the UUIDs of its disks. :raise CloudError: it does not: an older daemon,
-    without volumes, cloned the VM, or its settings were changed since. They take effect only when it is
-    powered on."""
+    """Check that a VM's guest sees the UUIDs of its disks. :raise CloudError: it does not: its settings were
+    changed since it was cloned. They take effect only when it is powered on."""
     shown = {option.key: str(option.value).upper() for option in extra}
     if shown.get(DISK_UUIDS, "") not in ("TRUE", "1"):
         raise CloudError(

@@ -16,7 +16,6 @@ from twisted.internet.defer import CancelledError
 from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.logger import Logger
 
-from infranetes.guest.recipe import ROUTES
 from infranetes.providers import subnet
 from infranetes.providers.annotations import read, refuse_unknown
 from infranetes.providers.interface import InstanceSpec, Size
@@ -85,15 +84,10 @@ class Launcher:
     def validate(self, spec: InstanceSpec, template: Template) -> None:
         """Check that this VM can be made.
 
-        :raise InvalidArgument: it can't. :raise FailedPrecondition: not with this guest image.
+        :raise InvalidArgument: it can't.
         """
         if not _TOKEN.fullmatch(spec.token):
             raise InvalidArgument("the token of a VM has to be 32 of 0-9 and a-f")
-        if spec.attachment is not None and ROUTES not in template.image.features:
-            raise FailedPrecondition(
-                f"the guest image {template.image.directory} is of a release whose VMs can't be in a CNI's "
-                "network; rebuild the guest image"
-            )
         refuse_unknown("qemu", spec.annotations)
         wishes = read(spec.annotations)
         wishes.refuse_others("qemu", _SERVED)

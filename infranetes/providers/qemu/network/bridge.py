@@ -202,11 +202,11 @@ class Bridge:
             await set_sysctl(self._reactor, disable_ipv6, "1")
         on_it = {each["ifname"] for each in interfaces if each.get("master") == self.name}
         await self._adopt(ports, {tap for tap in on_it if _OUR_TAP.fullmatch(tap)})
-        # This comes last, as until now the tables of an earlier version guard its ports.
+        # This comes last, as until now the tables of the daemon before guard its ports.
         await self._set_up_tables(network, ports)
 
     async def _adopt(self, ports: list[BridgePort], taps: set[str]) -> None:
-        """Set up the taps on the bridge as `join` does, whichever version attached them. Those of no known VM
+        """Set up the taps on the bridge as `join` does, whichever daemon attached them. Those of no known VM
         join the group whose frames the table drops."""
         for port in ports:
             if port.tap in taps:

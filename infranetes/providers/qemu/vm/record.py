@@ -52,7 +52,7 @@ class VmRecord:
     node: str
     address: str
     created_at: float
-    uid: int = 0  # the uid and gid of its process; 0: made by a version that had one user for all VMs
+    uid: int = 0  # the uid and gid of its process; 0: not known, as the record can't be read
     phase: Phase = Phase.STARTING
     agent_port: int = 0
     detail: str = ""

@@ -105,8 +105,10 @@ class ClientTests(unittest.TestCase):
         words = await self.refused(NotFound, self.client.start("c1"))
         self.assertEqual(words, "no container c1")
 
-    async def test_what_it_lacks(self) -> None:
-        await self.refused(errors.Unimplemented, self.client.images())
+    async def test_what_it_does_not_offer_needs_another_guest_image(self) -> None:
+        words = await self.refused(errors.NotOffered, self.client.images())
+        self.assertIn("the agent of sandbox s1 does not offer this", words)
+        self.assertIn("guest image is of an earlier release: rebuild it", words)
 
     async def test_a_connection_that_is_lost_in_the_middle(self) -> None:
         await self.client.info()

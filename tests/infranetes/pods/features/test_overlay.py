@@ -18,7 +18,7 @@ from infranetes.pods.features.overlay import PodOverlay
 from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.store.records import POD_CIDR
 from infranetes.pods.store.states import SandboxState
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable, Unimplemented
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotOffered, Unavailable
 from infranetes_common.nftables_watch import Mend, TablesWatch
 from infranetes_common.pod_firewall import CLOSED, OPEN, PodFirewall
 from tests.infranetes.pods.case import PodsTestCase
@@ -230,7 +230,7 @@ class PodNetworkTests(PodsTestCase):
 
     def test_one_whose_vm_can_not_join_fails_and_leaves_nothing(self) -> None:
         for error, words in (
-            (Unimplemented("unknown method"), "rebuild the image"),
+            (NotOffered("rebuild the image"), "rebuild the image, or leave it in the VPC"),
             (Unavailable("gone"), "gone"),
         ):
             self.world.join_error = error

@@ -92,12 +92,6 @@ class ShownTests(LayersTestCase):
         self.assertEqual([asked for asked, _ in self.agent.asked if asked != "info"], ["mount"])
         self.assertEqual(self.agent.loaded, {A})
 
-    def test_an_agent_of_an_earlier_release_mounts_the_disks_in_a_call_of_its_own(self) -> None:
-        self.agent.earlier = True
-        self.create(self.of("a"))
-        self.assertEqual([asked for asked, _ in self.agent.asked if asked != "info"], ["add", "mount", "add"])
-        self.assertEqual(self.agent.loaded, {A})
-
     def test_of_a_running_containers_image_the_agent_is_not_asked(self) -> None:
         self.run_container(self.of("a"))
         self.agent.asked.clear()

@@ -108,15 +108,6 @@ class ContainerProviderTests(PodsTestCase):
         self.assertIn("docker can't run containers in this VM", str(failure.value))
         self.assertNothingLeft()
 
-    def test_an_agent_that_knows_no_choice_is_refused_where_it_has_something_else(self) -> None:
-        self.change_agents(old=True)
-        self.run_pod(pod("a"))
-        self.run_pod(pod("b", annotations=DOCKER))
-        oci = pod("c", annotations={"infranetes.io/containers": "oci"})
-        failure = self.failureResultOf(self.start(oci), FailedPrecondition)
-        self.assertIn("containers by docker alone, not by oci", str(failure.value))
-        self.assertIn("rebuild the guest image", str(failure.value))
-
     def test_where_images_are_machines_there_is_nothing_to_choose(self) -> None:
         node = self.world.node
         node.handlers.by_name[""] = attrs.evolve(node.handlers.by_name[""], kind=MACHINE)

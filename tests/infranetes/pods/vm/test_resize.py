@@ -17,8 +17,8 @@ from infranetes_common.errors import (
     FailedPrecondition,
     InvalidArgument,
     NotFound,
+    NotOffered,
     Unavailable,
-    Unimplemented,
 )
 from infranetes_common.wire import cri, vmserver
 from tests.infranetes.pods.case import PodsTestCase
@@ -198,7 +198,7 @@ class ResizeTests(ResizeCase):
         for error, kind, words in (
             (FailedPrecondition("what is running leaves 80 MiB"), FailedPrecondition, "leaves 80 MiB"),
             (DeadlineExceeded("not in 60 s"), DeadlineExceeded, "not in 60 s"),
-            (Unimplemented("ReleaseMemory"), FailedPrecondition, "of an earlier release"),
+            (NotOffered("of an earlier release"), FailedPrecondition, "of an earlier release"),
         ):
             self.agent.release_error = error
             told = self.refused(kind, resources(1000, 2 * GIB))

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from infranetes.guest import image as images
 from infranetes.guest.image import GuestImage
-from infranetes.guest.recipe import FEATURES
 from infranetes.providers.interface import Instance
 from infranetes.providers.qemu.vm import record
 from infranetes_common.wire import vmserver
@@ -81,9 +80,7 @@ class StandInCase(QemuCase):
 
 def make_image(directory: Path, containers: str = "oci") -> None:
     """Make a guest image of empty files, and let it be the current one. :param containers: what runs them."""
-    image = GuestImage(
-        directory / "stand-in", "stand-in", 0.0, "bookworm", "6.1", (), (containers,), FEATURES
-    )
+    image = GuestImage(directory / "stand-in", "stand-in", 0.0, "bookworm", "6.1", (), (containers,))
     image.directory.mkdir(parents=True)
     for file in (image.kernel, image.initrd):
         file.write_bytes(b"")

@@ -15,7 +15,7 @@ from infranetes.providers.qemu.settings import MIB
 from infranetes.providers.qemu.vm.memory import Piece, choose
 from infranetes.providers.qemu.vm.sizes import Hotplug
 from infranetes_common.concurrency import start
-from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, Unavailable, Unimplemented
+from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, NotOffered, Unavailable
 from tests.infranetes.providers.qemu.vm.resize_case import GIB, Qemu, ResizeCase, reactor
 
 
@@ -182,7 +182,7 @@ class RestTests(ResizeCase):
 
     async def test_where_it_does_not_that_is_told(self) -> None:
         await self.resize(3000)
-        self.its.refuses = Unimplemented("UseProcessors")
+        self.its.refuses = NotOffered("UseProcessors")
         self.assertEqual(await self.resize(1000), Size(3000))
 
     async def test_of_one_that_can_be_taken_out_the_guest_is_not_asked(self) -> None:
