@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import socket
-import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -293,11 +292,3 @@ class ClientTests(CallCase):
             served = deferToThread(serve, said)
             self.assertIn("can't be asked", await self.words(path, 30.0))
             await served
-
-    async def test_one_of_an_earlier_release(self) -> None:
-        path = str(self.root / "control.sock")
-        server = Server(reactor, [], translate_error=errors.to_grpc)
-        port = await UNIXServerEndpoint(reactor, path).listen(server.factory)
-        self.addCleanup(port.stopListening)
-        self.assertTrue(stat.S_ISSOCK(os.stat(path).st_mode))
-        self.assertIn("restart it", await self.words(path, 30.0))
