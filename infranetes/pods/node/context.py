@@ -93,8 +93,6 @@ class NodeContext:
     :ivar apparmor: the directory of the node's AppArmor profiles.
     :ivar contprovider: the ContainerProvider of pods that choose none; "": the first one of the VMs' image.
     :ivar handlers: the runtime handlers.
-    :ivar image_source: where pods are of several kinds, returns the source of an image: the name of its kind
-        or, for a machine image, of its provider.
     :ivar services: the cluster's Services; None: the VMs do not learn them.
     :ivar features: join in the pods' lives.
     :ivar agent_ports: keeps others from the agents of VMs in networks of others; None: nothing does here.
@@ -134,7 +132,6 @@ class NodeContext:
         self.pools = Pools()
         own = Handler("", self.providers.own, MACHINE if images.machine_images else DOCKER)
         self.handlers = Handlers(own, self.providers, self.pools)
-        self.image_source: Callable[[str], str] | None = None
         self.services: ServiceRules | None = None
         self.cluster_troubles: Callable[[], Sequence[str]] | None = None
         self.features = Features()

@@ -6,14 +6,14 @@ features in order. What later features rely on comes first: they are called in t
 life, and backwards while it ends. In the order of a pod's life:
 
     RunPodSandbox      check  zone  attachment  connected  live  answered  ready
-    CreateContainer    prepare                                  (its creation is undone: release)
+    CreateContainer    prepare, and release if it fails
     StartContainer     before_start
     ExecSync           caught_up
     a container ends   collect, or unwritten if its agent can't be asked
     RemoveContainer    release
     the VM             interrupted  lost  live (again, perhaps after a reboot)
     StopPodSandbox     stopping  disconnected  address_released  vm_destroyed
-                                                                (a launch is undone: the last three)
+    a launch fails               disconnected  address_released  vm_destroyed
     the daemon         load  resume  sweep  stop
 
 A hook that fails fails the call that it is part of, unless its docstring says otherwise.

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.logger import capturedLogs
@@ -14,11 +16,12 @@ from infranetes.pods.node.inventory import Container, Inventory, Sandbox
 from infranetes.pods.store.records import Contents
 from infranetes.pods.store.states import SandboxState
 from infranetes.providers.interface import Attachment
-from infranetes_common.concurrency import start
+from infranetes_common.concurrency import replace_file, start
 from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import FakeNode, box
+from tests.support.threads import in_this_thread
 
 
 class Recorder(PodFeature):
@@ -345,3 +348,28 @@ class DaemonTests(HooksCase):
         self.called()
         self.do(self.world.side.release_address("somebody"))
         self.assertEqual(self.called(), both("address_released", backwards=True))
+
+
+class ExampleTests(PodsTestCase):
+    """The feature that docs/architecture.md has as an example works as it says."""
+
+    def test_each_pod_that_is_ready_has_its_file_until_its_address_is_free(self) -> None:
+        page = Path(__file__).resolve().parents[4] / "docs" / "architecture.md"
+        way = page.read_text().split("\n## A feature's way\n")[1]
+        code = way.split("```python\n")[1].split("```")[0]
+        names: dict[str, Any] = {
+            "PodFeature": PodFeature,
+            "Path": Path,
+            "partial": partial,
+            "replace_file": replace_file,
+            "run_in_thread": in_this_thread,
+        }
+        exec(f"from __future__ import annotations\n{code}", names)  # noqa: S102 - from our own page
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        self.world.join(names["AddressFiles"](None, directory))
+        sandbox = self.run_pod()
+        self.assertEqual((directory / sandbox).read_text(), self.record(sandbox).address)
+        for _ in range(2):
+            self.do(self.world.sandboxes.stop(sandbox))
+        self.assertEqual(list(directory.iterdir()), [])
