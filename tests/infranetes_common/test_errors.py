@@ -9,7 +9,6 @@ from infranetes_common import errors
 from infranetes_common.errors import InfranetesError
 from txgrpc import Code, GrpcError
 
-
 # Finer kinds, which only this process tells apart.
 CROSS_AS_ANOTHER: dict[type[InfranetesError], type[InfranetesError]] = {
     errors.ConfigError: errors.InvalidArgument,
