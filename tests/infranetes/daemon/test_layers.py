@@ -22,7 +22,7 @@ from tests.support.registry import Registry
 from txgrpc import Code, GrpcError
 
 MIB = 1024 * 1024
-ARRIVING = 24, 6, 2  # an image that takes a moment to arrive, as `large` makes it
+ARRIVING = 32, 8, 2  # an image that takes a moment to arrive, as `large` makes it
 
 
 @slow(6, "images are made that take so long to arrive that this can be interrupted")
@@ -106,9 +106,9 @@ class LayersTests(DaemonCase):
     async def test_what_has_arrived_is_not_sent_again_after_a_lost_connection(self) -> None:
         await self.start_with(large=large(*ARRIVING))
         sandbox = await self.run_pod()
+        [vm] = await self.vms()
         creating = start(self.create(sandbox, self.of("large")))
         await self.until(lambda: self.arriving() > 2 * MIB, "the layers are arriving", 30.0)
-        [vm] = await self.vms()
         await self.farm("behave", id=vm["id"], behaviour="normal", after=0)  # closes its connections
         await creating
         self.assertIn("continues at", self.log)

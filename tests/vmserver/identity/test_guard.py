@@ -219,9 +219,10 @@ class GuardTests(TestCase):
         await self.guard.shut(AGENT_PORT, [IPv4Network("192.0.2.1/32")])
         await self.reaches(self.other, False)
         await until(lambda: self.guard._ajar and "strangers" in self.guard._script, "it is ajar")
-        came = [await blocking(connects, self.other, VM, AGENT_PORT, DOES_NOT) for _ in range(6)]
-        self.assertEqual(came[:3], [True] * 3)
-        self.assertLess(sum(came), 6, "few of each address")
+        for _ in range(3):
+            await self.reaches(self.other, True)
+        came = [await blocking(connects, self.other, VM, AGENT_PORT, DOES_NOT) for _ in range(3)]
+        self.assertLess(sum(came), 3, "few of each address")
         self.guard.connected(f"::ffff:{OTHER}")
         await until(lambda: OTHER in self.guard._script, "it is known")
         await self.reaches(self.other, True)
