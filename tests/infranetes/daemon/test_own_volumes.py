@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -66,26 +65,6 @@ class OwnVolumeTests(EmptyDirCase):
         await self.run_container(sandbox, self.box("second", "sleep 1000", mounts=[self.mount()]))
         self.assertEqual(os.listdir(there), ["large"])
         self.assertEqual(there.stat().st_mode & 0o777, 0o700)
-
-    async def test_a_container_of_an_earlier_daemon_goes_on_with_what_is_carried(self) -> None:
-        await self.start()
-        sandbox = await self.run_own_pod()
-        container = await self.run_container(sandbox, self.box(script="sleep 1000", mounts=[self.mount()]))
-        await self.kill()
-        self.as_the_release_before_had_it(container)
-        await self.start()
-        (self.in_vm() / "from-vm").write_text("x")
-        await self.until(lambda: (self.cache / "from-vm").exists(), "carried")
-        part = self.box("part", "sleep 1000", mounts=[self.mount(self.sub_path("a"))])
-        await self.run_container(sandbox, part)
-        self.assertEqual((self.kept(), len(self.kept("json"))), ([], 2))
-
-    def as_the_release_before_had_it(self, container: str) -> None:
-        (own,) = self.kept()
-        carried = {"path": str(self.cache), "file": False, "in_memory": False, "writable": True,
-                   "containers": [container], "places": None, "base": None}  # fmt: skip
-        own.with_suffix(".json").write_text(json.dumps(carried))
-        own.unlink()
 
     async def test_another_pods_is_carried(self) -> None:
         await self.start()
