@@ -19,7 +19,7 @@ class CatalogueImage:
     :ivar digests: NAME@sha256:...
     :ivar size: in bytes; 0 if it is not known.
     :ivar url: where each VM fetches it; "" if VMs don't.
-    :ivar machine: the IaaS's own name of it (`InstanceSpec.image`); VMs are booted from it.
+    :ivar machine: the IaaS's own name of it (`VmRequest.image`); VMs are booted from it.
     """
 
     id: str

@@ -13,7 +13,7 @@ from twisted.internet.interfaces import IReactorTime
 from infranetes.identity.authority import Authority
 from infranetes.machines.agent.client import AgentClient, Connect
 from infranetes.observer import Observer
-from infranetes.providers.interface import Attachment, IPodProvider, Size
+from infranetes.providers.interface import IPodProvider
 from infranetes.services.timing import RuleProgress
 
 
@@ -80,20 +80,6 @@ class VmOwner(Protocol):
         """Put the facts into the record.
 
         Fires once it is on the disk; at once, without a write, if the VM is no longer the owner's."""
-
-
-@attrs.frozen
-class VmRequest:
-    """The properties that a VM is requested with."""
-
-    size: Size
-    hostname: str = ""
-    annotations: Mapping[str, str] = attrs.field(factory=dict)
-    image: str = ""  # as `InstanceSpec.image`
-    cgroup_parent: str = ""  # likewise
-    attachment: Attachment | None = None  # likewise
-    zone: str = ""  # likewise
-    granted: frozenset[str] = frozenset()  # likewise
 
 
 class MachineTimes(Protocol):

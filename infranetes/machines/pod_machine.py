@@ -37,7 +37,7 @@ from twisted.logger import Logger
 from infranetes.identity.certificates import Signed
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.clock_reading import correct_clock, read_clock
-from infranetes.machines.context import MachineContext, RuleSender, VmFacts, VmOwner, VmRequest
+from infranetes.machines.context import MachineContext, RuleSender, VmFacts, VmOwner
 from infranetes.machines.spec import first_certificate, instance_spec
 from infranetes.machines.timeline import Timeline
 from infranetes.observer import LaunchStep, call_to_provider
@@ -49,6 +49,7 @@ from infranetes.providers.interface import (
     IPinsVms,
     IPlacesVms,
     Size,
+    VmRequest,
     launched_with,
 )
 from infranetes_common.concurrency import Flight, backoff, sleep, start, within

@@ -27,7 +27,7 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.machines.context import VmFacts, VmRequest
+from infranetes.machines.context import VmFacts
 from infranetes.machines.ids import new_id
 from infranetes.machines.pod_machine import PodMachine
 from infranetes.machines.pool_config import PoolConfig
@@ -35,7 +35,7 @@ from infranetes.machines.pool_context import Adopt, PoolContext
 from infranetes.machines.pool_record import PoolRecord, PoolState
 from infranetes.machines.pooled import SHARED, Member, Pace, Purpose, smallest, wants_own_vm
 from infranetes.observer import Launch, LaunchKind, LaunchStep, reason_of
-from infranetes.providers.interface import Instance, InstanceState, Size
+from infranetes.providers.interface import Instance, InstanceState, Size, VmRequest
 from infranetes.tracing.spans import on_its_own, step
 from infranetes_common.concurrency import Flight, settled, shielded, start
 from infranetes_common.errors import FailedPrecondition, InfranetesError

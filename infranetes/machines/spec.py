@@ -6,8 +6,8 @@ from __future__ import annotations
 import secrets
 
 from infranetes.identity.certificates import Signed
-from infranetes.machines.context import MachineContext, VmFacts, VmRequest
-from infranetes.providers.interface import IGivesIdentityPrivately, InstanceSpec
+from infranetes.machines.context import MachineContext, VmFacts
+from infranetes.providers.interface import IGivesIdentityPrivately, InstanceSpec, VmRequest
 from infranetes_common.identity import Identity
 
 ENTROPY_BYTES = 64  # for the kernel of a clone, which begins with its template's entropy
@@ -36,17 +36,4 @@ def instance_spec(
         entropy=secrets.token_hex(ENTROPY_BYTES),
         now_nanos=context.now(),
     )
-    return InstanceSpec(
-        token=facts.token,
-        sandbox_id=facts.id,
-        cluster=context.names.cluster,
-        node=context.names.node,
-        identity=identity,
-        size=request.size,
-        annotations=request.annotations,
-        granted=request.granted,
-        image=request.image,
-        cgroup_parent=request.cgroup_parent,
-        attachment=request.attachment,
-        zone=request.zone,
-    )
+    return InstanceSpec(facts.token, facts.id, context.names.cluster, context.names.node, identity, request)

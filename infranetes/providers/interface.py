@@ -66,15 +66,11 @@ class Attachment:
 
 
 @attrs.frozen
-class InstanceSpec:
-    """The specification of a VM to launch."""
+class VmRequest:
+    """What is asked of a VM: by its pod and the pod's handler, or by the pool."""
 
-    token: str  # [0-9a-f]{32}: the idempotency key, which the caller has recorded before the call
-    sandbox_id: str  # the sandbox that the VM is for, or that it will be once it is claimed from the pool
-    cluster: str
-    node: str
-    identity: Identity  # the provider fills in its network
     size: Size = Size()
+    hostname: str = ""  # as the pod has it; "": the machine keeps its own
     annotations: Mapping[str, str] = attrs.field(factory=dict)
     # Names of the annotations that the configuration sets, not the pod's author.
     granted: frozenset[str] = frozenset()
@@ -83,6 +79,18 @@ class InstanceSpec:
     # The node's control group in which the VM's process is to count; "": none in particular.
     cgroup_parent: str = ""
     zone: str = ""  # the zone of its volumes, as in `volumes.VolumeDisk.zone`; "": any
+
+
+@attrs.frozen
+class InstanceSpec:
+    """The specification of a VM to launch."""
+
+    token: str  # [0-9a-f]{32}: the idempotency key, which the caller has recorded before the call
+    sandbox_id: str  # the sandbox that the VM is for, or that it will be once it is claimed from the pool
+    cluster: str
+    node: str
+    identity: Identity  # the provider fills in its network
+    request: VmRequest = VmRequest()
 
 
 @attrs.frozen
@@ -168,7 +176,7 @@ class IInVpc(Interface):
 class IJoinsNamespaces(Interface):
     """Also provided by an IPodProvider whose VMs can join a network namespace of the node.
 
-    Such a VM (`InstanceSpec.attachment`) takes over the addresses, routes and MTU of a link there, and gets
+    Such a VM (`VmRequest.attachment`) takes over the addresses, routes and MTU of a link there, and gets
     and sends that link's frames. The namespace must exist for as long as the VM."""
 
 
@@ -229,7 +237,7 @@ class IResizesVms(Interface):
 class IPlacesVms(Interface):
     """Also provided by an IPodProvider whose VMs are processes of this node.
 
-    They count in their pods' control groups (`InstanceSpec.cgroup_parent`), where kubelet measures and
+    They count in their pods' control groups (`VmRequest.cgroup_parent`), where kubelet measures and
     limits them."""
 
     def place(instance_id: str, cgroup_parent: str, size: Size) -> Deferred[None]:
@@ -431,7 +439,7 @@ class IPodProvider(Interface):
 
         :raise ResourceExhausted: no address, capacity or quota is left.
         :raise InvalidArgument: a size or an annotation that this provider can't serve.
-        :raise FailedPrecondition: it has zones, and does not launch in `spec.zone`; says where it does.
+        :raise FailedPrecondition: it has zones, and launches in others than that of the request; says where.
         """
 
     def wait_running(instance_id: str, timeout: float) -> Deferred[Instance]:

@@ -196,7 +196,7 @@ class SimulatedProvider:
                 "node": spec.node,
                 "token": spec.token,
                 "address": self._last_address,
-                IMAGES_TAG: spec.annotations.get(IMAGES_ANNOTATION, self._settings.images),
+                IMAGES_TAG: spec.request.annotations.get(IMAGES_ANNOTATION, self._settings.images),
             },
             hardware=self._hardware(self._last_address),
             delay=self._settings.boot_seconds + self._settings.jitter_seconds * _fraction(spec.token),
@@ -206,7 +206,7 @@ class SimulatedProvider:
         try:
             vm = (await self._farm.in_time(booting, "boot"))["vm"]
             if fault.behaviour == FAILS:
-                asked = BEHAVIOUR_ANNOTATION in spec.annotations
+                asked = BEHAVIOUR_ANNOTATION in spec.request.annotations
                 why = (
                     f"pod's annotation {BEHAVIOUR_ANNOTATION} asks" if asked else "configuration has a fault"
                 )
@@ -234,15 +234,15 @@ class SimulatedProvider:
         return answer
 
     def _check(self, spec: InstanceSpec) -> None:
-        settings, size = self._settings, spec.size
+        settings, size = self._settings, spec.request.size
         for what, asked, most in (
             ("max_cpu_millis", size.cpu_millis, settings.max_cpu_millis),
             ("max_memory", size.all_bytes, settings.max_memory),
         ):
             if not 0 <= asked <= most:
                 raise InvalidArgument(f"a size of {asked} can't be had; {what} allows up to {most}")
-        refuse_unknown("simulated", spec.annotations, ANNOTATIONS)
-        images = spec.annotations.get(IMAGES_ANNOTATION, ARCHIVES)
+        refuse_unknown("simulated", spec.request.annotations, ANNOTATIONS)
+        images = spec.request.annotations.get(IMAGES_ANNOTATION, ARCHIVES)
         if images not in (ARCHIVES, LAYERS):
             raise InvalidArgument(
                 f"annotation {IMAGES_ANNOTATION}: {images!r} is neither {ARCHIVES} nor {LAYERS}"
@@ -255,14 +255,14 @@ class SimulatedProvider:
 
     def _fault(self, spec: InstanceSpec) -> Fault:
         """Return what goes wrong with this launch, by the pod's annotations or else the configuration."""
-        behaviour = spec.annotations.get(BEHAVIOUR_ANNOTATION)
+        behaviour = spec.request.annotations.get(BEHAVIOUR_ANNOTATION)
         if behaviour is not None:
             if behaviour not in (FAILS, *BEHAVIOURS):
                 raise InvalidArgument(
                     f"annotation {BEHAVIOUR_ANNOTATION}: {behaviour!r} is none of {BEHAVIOURS}"
                 )
             try:
-                return Fault(1, behaviour, float(spec.annotations.get(AFTER_ANNOTATION, "0")))
+                return Fault(1, behaviour, float(spec.request.annotations.get(AFTER_ANNOTATION, "0")))
             except ValueError:
                 raise InvalidArgument(
                     f"annotation {AFTER_ANNOTATION}: seconds are wanted, 0 or more"

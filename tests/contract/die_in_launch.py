@@ -17,7 +17,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import react
 
 from infranetes.providers import registry
-from infranetes.providers.interface import Attachment, InstanceSpec, ProviderContext, Size
+from infranetes.providers.interface import Attachment, InstanceSpec, ProviderContext, Size, VmRequest
 from infranetes_common.identity import Identity
 from infranetes_common.reactors import installed
 
@@ -39,7 +39,8 @@ async def _run(job: dict[str, Any]) -> None:
         ),
     )
     spec = job["spec"]
-    attachment = spec["attachment"]
+    request = spec["request"]
+    attachment = request["attachment"]
     await provider.configure_network(job["pod_cidr"])
     await provider.start(lambda words: None)
     launching = provider.launch(
@@ -47,9 +48,15 @@ async def _run(job: dict[str, Any]) -> None:
             **{
                 **spec,
                 "identity": Identity(**spec["identity"]),
-                "size": Size(**spec["size"]),
-                "attachment": attachment
-                and Attachment(Path(attachment["namespace"]), attachment["interface"]),
+                "request": VmRequest(
+                    **{
+                        **request,
+                        "size": Size(**request["size"]),
+                        "granted": frozenset(request["granted"]),
+                        "attachment": attachment
+                        and Attachment(Path(attachment["namespace"]), attachment["interface"]),
+                    }
+                ),
             },
         )
     )

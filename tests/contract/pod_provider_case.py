@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.error import ProcessTerminated
@@ -30,6 +29,7 @@ from infranetes.providers.interface import (
     IPodProvider,
     ProviderContext,
     Size,
+    VmRequest,
 )
 from infranetes_common.concurrency import start
 from infranetes_common.identity import Identity
@@ -163,7 +163,10 @@ class ProviderCase(_Base):
         await self.within(provider.stop())
         return await self.started()
 
-    def spec(self, **changes: Any) -> InstanceSpec:
+    def spec(
+        self, *, token: str | None = None, cluster: str = "", node: str = "", **asked: Any
+    ) -> InstanceSpec:
+        """Return the specification of a new VM. :param asked: fields of its request."""
         sandbox_id = secrets.token_hex(16)
         certificate, key = self.authority.issue_vm(sandbox_id, 3600)
         identity = Identity(
@@ -176,8 +179,14 @@ class ProviderCase(_Base):
             entropy=secrets.token_hex(32),
             now_nanos=time.time_ns(),
         )
-        spec = InstanceSpec(secrets.token_hex(16), sandbox_id, self.cluster, self.node, identity)
-        return attrs.evolve(spec, **changes)
+        return InstanceSpec(
+            secrets.token_hex(16) if token is None else token,
+            sandbox_id,
+            cluster or self.cluster,
+            node or self.node,
+            identity,
+            VmRequest(hostname="pod", **asked),
+        )
 
     async def running(self, provider: IPodProvider, spec: InstanceSpec) -> Instance:
         launched = await self.within(provider.launch(spec))

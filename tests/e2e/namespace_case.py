@@ -69,10 +69,10 @@ class NamespaceCase(QemuCase):
     def context(self, cluster: str | None = None, node: str | None = None) -> ProviderContext:
         return attrs.evolve(super().context(cluster, node), joins_namespaces=True)
 
-    def spec(self, **changes: Any) -> InstanceSpec:
+    def spec(self, **asked: Any) -> InstanceSpec:
         pod = Pod(len(self.pods) + 7)
         self.pods.append(pod)
-        return super().spec(attachment=pod.attachment, **changes)
+        return super().spec(attachment=pod.attachment, **asked)
 
     def leftovers(self) -> list[str]:
         return super().leftovers() + [tap for pod in self.pods for tap in pod.taps()]

@@ -140,7 +140,7 @@ class QemuLaunches(QemuCase):
 
     async def test_words_of_requests_that_can_not_be(self) -> None:
         provider = await self.started()
-        spec = attrs.evolve(self.spec(), annotations={"infranetes.io/gpus": "1"})
+        spec = self.spec(annotations={"infranetes.io/gpus": "1"})
         self.assertIn("gpus", str(await self.refused(InvalidArgument, provider.launch(spec))))
         for token in ("", "x", "../" * 8, "A" * 32):
             await self.refused(InvalidArgument, provider.launch(self.spec(token=token)))

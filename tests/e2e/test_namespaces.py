@@ -27,7 +27,7 @@ from infranetes.delegate.hidden import SHADOW_OF
 from infranetes.delegate.shadow import ShadowSandboxes
 from infranetes.identity.authority import Authority
 from infranetes.identity.node_addresses import sources
-from infranetes.providers.interface import Attachment, Instance, ProviderContext
+from infranetes.providers.interface import Attachment, Instance, ProviderContext, VmRequest
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.wire import cri
 from tests.contract.pod_provider_case import reactor
@@ -95,7 +95,9 @@ class NamespaceTrafficTests(NamespaceCase, TestCase):
         await self.within(provider.destroy(instance.id))
         self.assertEqual(pod.taps(), [])
         # The namespace serves another VM, as after a launch that failed.
-        again = await self.running(provider, attrs.evolve(super().spec(), attachment=pod.attachment))
+        again = await self.running(
+            provider, attrs.evolve(super().spec(), request=VmRequest(attachment=pod.attachment))
+        )
         self.assertEqual((await self.agent_info(again)).sandbox_id, again.sandbox_id)
 
 
@@ -211,7 +213,7 @@ class CniTests(QemuCase, TestCase):
         spec = self.spec()
         shadow = await self.shadows.run(self.config(), spec.sandbox_id)
         namespace = await self.shadows.namespace(shadow)
-        joining = attrs.evolve(spec, attachment=Attachment(Path(namespace)))
+        joining = attrs.evolve(spec, request=VmRequest(attachment=Attachment(Path(namespace))))
         instance: Instance = await self.running(provider, joining)
         status = await self.delegate.call(
             "/runtime.v1.RuntimeService/PodSandboxStatus",

@@ -11,7 +11,6 @@ import attrs
 from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
-from infranetes.machines.context import VmRequest
 from infranetes.machines.timeline import bounded
 from infranetes.observer import Launch, LaunchKind, LaunchStep, reason_of
 from infranetes.pods.node.context import NodeContext
@@ -20,8 +19,7 @@ from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm import node_names
 from infranetes.pods.vm.agent_events import connect
 from infranetes.pods.vm.container_providers import container_provider
-from infranetes.pods.vm.sandbox_vm import zone_for
-from infranetes.pods.vm.vm_size import recorded_size
+from infranetes.pods.vm.vm_request import vm_request
 from infranetes.tracing.spans import step
 from infranetes_common.concurrency import shielded, within
 from infranetes_common.errors import Unavailable
@@ -98,24 +96,16 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     began = clock.seconds()
     deadline = began + node.times.launch
     found = bool(sandbox.record.agent_host)  # claimed from the pool, or launched by an earlier daemon
-    config, handler = sandbox.config, node.handlers.of(sandbox.record)
-    size, parent = handler.sized(recorded_size(sandbox)), config.linux.cgroup_parent
-    annotations = handler.annotations.applied(config.annotations)
-    attachment = None if found else await node.features.attachment(sandbox)
-    zone = "" if found else await zone_for(node.features, sandbox)
-    granted = frozenset(handler.annotations.set)
-    request = VmRequest(
-        size, config.hostname, annotations, sandbox.record.image, parent, attachment, zone, granted
-    )
+    request = await vm_request(node, sandbox, found)
     up = await sandbox.machine.bring_up(request, deadline, partial(connect, node, sandbox))
     watch = sandbox.watch
     assert sandbox.client is not None and watch is not None
     with timeline.step("the VM is made the pod's", launch=LaunchStep.CONFIGURE):
         if found:
-            await sandbox.machine.place(parent, size)
+            await sandbox.machine.place(request.cgroup_parent, request.size)
             await sandbox.machine.replace_first_certificate()
         config = node_names.with_host_name(sandbox.config)
-        provider = container_provider(node.contprovider, config, handler)
+        provider = container_provider(node.contprovider, config, node.handlers.of(sandbox.record))
         await sandbox.machine.configure(config, await node.dns(), provider)
     with timeline.step("the VM joins the pods' network, host ports are opened", launch=LaunchStep.NETWORK):
         await node.features.answered(sandbox)

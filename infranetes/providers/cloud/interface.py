@@ -133,7 +133,7 @@ class CloudVM:
     operation: str = ""  # the cloud's operation of its launch, while that is still running and may fail
     # Whether lists show the VM as ended if the operation fails, so that it need not be polled first.
     operation_listed: bool = False
-    # The zone whose volumes it can be given, as `InstanceSpec.zone`; "": the cloud has no zones.
+    # The zone whose volumes it can be given, as `VmRequest.zone`; "": the cloud has no zones.
     zone: str = ""
     gone: bool = False  # it no longer exists, though the cloud still shows it for a while
 
@@ -178,7 +178,7 @@ class Cloud(Protocol[D]):
     def zones(self, wishes: Wishes, within: str = "") -> Sequence[str]:
         """Zones, subnets or resource pools to try in this order; [""] where there is no choice.
 
-        :param within: where the VM has to be, as `InstanceSpec.zone`.
+        :param within: where the VM has to be, as `VmRequest.zone`.
         :raise FailedPrecondition: none of them is there; says which are."""
 
     def classify(self, error: Exception) -> CloudError | None:

@@ -11,10 +11,10 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import alsoProvides
 
-from infranetes.machines.context import VmFacts, VmRequest
+from infranetes.machines.context import VmFacts
 from infranetes.machines.pod_machine import INFO_SECONDS, MARGIN_SECONDS, BroughtUp, PodMachine
 from infranetes.observer import LaunchStep
-from infranetes.providers.interface import InstanceState, IPinsVms, IPlacesVms, Size
+from infranetes.providers.interface import InstanceState, IPinsVms, IPlacesVms, Size, VmRequest
 from infranetes_common.concurrency import Flight, sleep, start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted, Unavailable
 from infranetes_common.wire import cri

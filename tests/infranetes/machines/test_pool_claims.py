@@ -266,7 +266,7 @@ class SizeTests(PoolTestCase):
     )
 
     def had(self, sandbox: str) -> Size:
-        return next(spec.size for spec in self.provider.specs if spec.sandbox_id == sandbox)
+        return next(spec.request.size for spec in self.provider.specs if spec.sandbox_id == sandbox)
 
     def test_the_smallest_that_fits_is_taken(self) -> None:
         for config, expected in (

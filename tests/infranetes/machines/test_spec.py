@@ -8,9 +8,9 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.machines.context import VmFacts, VmRequest
+from infranetes.machines.context import VmFacts
 from infranetes.machines.spec import LAUNCH_CERTIFICATE_SECONDS, first_certificate, instance_spec
-from infranetes.providers.interface import Attachment, InstanceSpec, Size
+from infranetes.providers.interface import Attachment, InstanceSpec, Size, VmRequest
 from infranetes_common.identity import Identity
 from tests.infranetes.pods.fakes import FakeNode
 
@@ -54,13 +54,7 @@ class SpecTests(SynchronousTestCase):
                     entropy=spec.identity.entropy,
                     now_nanos=world.node.now(),
                 ),
-                size=request.size,
-                annotations=request.annotations,
-                granted=request.granted,
-                image="image",
-                cgroup_parent="/kubepods/pod1",
-                attachment=request.attachment,
-                zone="a",
+                request=request,
             ),
         )
         again = instance_spec(world.side, VmFacts(ID, TOKEN), request, signed)

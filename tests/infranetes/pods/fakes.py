@@ -145,7 +145,7 @@ class FakeProvider:
         )
         self.instances[made.id] = made
         self._world.agents[spec.sandbox_id] = self._world.make_agent(spec.sandbox_id)
-        if spec.image:
+        if spec.request.image:
             self._world.agents[spec.sandbox_id].loaded.add(IMAGE)
         return made
 

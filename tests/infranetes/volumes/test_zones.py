@@ -24,12 +24,12 @@ class ZoneTests(AtLaunchCase):
     def test_a_vm_is_launched_where_the_volumes_are(self) -> None:
         self.volumes.zones = {"vol-data": "b", "vol-logs": "b"}
         self.run_pod(self.new)
-        self.assertEqual([spec.zone for spec in self.world.provider.specs], ["", "b"])
+        self.assertEqual([spec.request.zone for spec in self.world.provider.specs], ["", "b"])
 
     def test_a_volume_that_is_everywhere_goes_to_the_others_zone(self) -> None:
         self.volumes.zones = {"vol-logs": "c"}
         self.run_pod(self.new)
-        self.assertEqual(self.world.provider.specs[-1].zone, "c")
+        self.assertEqual(self.world.provider.specs[-1].request.zone, "c")
 
     def test_volumes_of_two_zones_are_refused_before_anything_is_launched(self) -> None:
         self.volumes.zones = {"vol-data": "b", "vol-logs": "a"}
@@ -53,7 +53,7 @@ class ZoneTests(AtLaunchCase):
         self.volumes.get_error = None
         self.volumes.zones = {"vol-data": "b"}
         self.run_pod(self.new)
-        self.assertEqual(self.world.provider.specs[-1].zone, "b")
+        self.assertEqual(self.world.provider.specs[-1].request.zone, "b")
 
     def test_a_provider_that_hangs_is_not_waited_for(self) -> None:
         self.patch(self.volumes, "get", lambda volume: Deferred())
@@ -64,7 +64,7 @@ class ZoneTests(AtLaunchCase):
     def test_a_volume_that_is_not_there_is_the_container_s_to_tell(self) -> None:
         self.volumes.get_error = NotFound("no such volume")
         self.run_pod(self.new)
-        self.assertEqual(self.world.provider.specs[-1].zone, "")
+        self.assertEqual(self.world.provider.specs[-1].request.zone, "")
 
     def test_a_provider_is_asked_once_for_each(self) -> None:
         asked = []
@@ -87,7 +87,7 @@ class ZoneTests(AtLaunchCase):
         self.world.provider.launching = None
         self.world.begin()
         self.world.provider_ready()
-        self.assertEqual([spec.zone for spec in self.world.provider.specs], ["", "b", "b"])
+        self.assertEqual([spec.request.zone for spec in self.world.provider.specs], ["", "b", "b"])
 
 
 class ZonedProvider(ProviderWithVolumes):
@@ -132,7 +132,7 @@ class PooledTests(PodsTestCase):
         idle = {member.id for member in self.world.node.pools.own.idle()}
         self.volumes_in("c")
         self.assertNotIn(self.run_pod(pod("new", uid="n1")), idle)
-        self.assertIn("c", [spec.zone for spec in self.world.provider.specs])
+        self.assertIn("c", [spec.request.zone for spec in self.world.provider.specs])
 
     def test_the_next_daemon_learns_the_zones_of_the_vms_that_wait(self) -> None:
         self.world.restart()

@@ -116,17 +116,17 @@ class Launcher(Generic[D]):
 
         :raise InvalidArgument: an annotation or the size can't be served.
         :raise FailedPrecondition: no VM is launched in the zone that is asked for."""
-        refuse_unknown(self._cloud.name, spec.annotations)
-        wishes = read(spec.annotations)
+        refuse_unknown(self._cloud.name, spec.request.annotations)
+        wishes = read(spec.request.annotations)
         if wishes.disk:
             raise InvalidArgument(
                 f"annotation {PREFIX}disk can't be served: the disk is as large as the configuration, or the "
                 "machine image, says"
             )
         self._cloud.check_wishes(wishes)
-        check_allowed(wishes, spec.granted, self._settings, self._cloud.name)
-        offers = choose(self._cloud.offers, self.need(spec.size, wishes))
-        if offers[0].gpus and not (wishes.image or spec.image):
+        check_allowed(wishes, spec.request.granted, self._settings, self._cloud.name)
+        offers = choose(self._cloud.offers, self.need(spec.request.size, wishes))
+        if offers[0].gpus and not (wishes.image or spec.request.image):
             raise InvalidArgument(
                 f"the VM would have {offers[0].gpus} GPUs ({offers[0].name}), which are expensive, and the "
                 "image for pods of containers has no driver for them: name one that has by the annotation "
@@ -144,7 +144,7 @@ class Launcher(Generic[D]):
             listen=f"0.0.0.0:{self._settings.agent_port}",
             hostname=spec.identity.hostname if wishes.set_hostname else "",
         )
-        if spec.image and wishes.image:
+        if spec.request.image and wishes.image:
             raise InvalidArgument(
                 f"annotation {PREFIX}image: the image of the pod's container is the VM; leave it out"
             )
@@ -155,9 +155,9 @@ class Launcher(Generic[D]):
             tags=tags,
             identity=encode(identity),
             wishes=wishes,
-            image=wishes.image or spec.image,
+            image=wishes.image or spec.request.image,
         )
-        zones = self._cloud.zones(wishes, spec.zone)
+        zones = self._cloud.zones(wishes, spec.request.zone)
         markets = [True, False] if wishes.spot and wishes.spot_fallback else [wishes.spot]
         return request, Attempts(offers, zones, markets, self._settings.max_sizes)
 

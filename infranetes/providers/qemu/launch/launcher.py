@@ -88,11 +88,11 @@ class Launcher:
         """
         if not _TOKEN.fullmatch(spec.token):
             raise InvalidArgument("the token of a VM has to be 32 of 0-9 and a-f")
-        refuse_unknown("qemu", spec.annotations)
-        wishes = read(spec.annotations)
+        refuse_unknown("qemu", spec.request.annotations)
+        wishes = read(spec.request.annotations)
         wishes.refuse_others("qemu", _SERVED)
         disk_size(template.command_line, wishes.disk, self._settings.max_disk)
-        hotplug_for(template.command_line, spec.size, self._settings)
+        hotplug_for(template.command_line, spec.request.size, self._settings)
 
     async def prepare(self, template: Template) -> None:
         """Load the template's memory, for which the first launch would wait, and try what connects VMs.
@@ -114,9 +114,9 @@ class Launcher:
 
         :raise ResourceExhausted: all users or all addresses are taken.
         """
-        taken_uids = {vm.record.uid for vm in vms.values()}
+        request, taken_uids = spec.request, {vm.record.uid for vm in vms.values()}
         address = ""  # in a namespace, it is read from the link there, before anything is made
-        if spec.attachment is None:
+        if request.attachment is None:
             taken = {IPv4Address(vm.record.address) for vm in vms.values() if vm.record.on_bridge}
             self._last_address = subnet.free_address(network, taken, self._last_address)
             address = str(self._last_address)
@@ -127,9 +127,8 @@ class Launcher:
             spec.node,
             address,
             time.time(),
-            namespace=str(spec.attachment.namespace) if spec.attachment else "",
-            interface=spec.attachment.interface if spec.attachment else "",
-            cgroup_parent=self._room.group_of(spec.sandbox_id, spec.cgroup_parent, spec.size),
+            attachment=request.attachment,
+            cgroup_parent=self._room.group_of(spec.sandbox_id, request.cgroup_parent, request.size),
         )
         vm = Vm(record, self._paths.of_vm(record, self._user))
         vm.launching = True
@@ -220,7 +219,7 @@ class Launcher:
         assert vm.connections is not None
         port = vm.connections.identity_port
         guest_network = await self._uplink.guest_network(vm)
-        hostname = spec.identity.hostname if read(spec.annotations).set_hostname else ""
+        hostname = spec.identity.hostname if read(spec.request.annotations).set_hostname else ""
         identity = attrs.evolve(
             spec.identity, hostname=hostname, now_nanos=time.time_ns(), network=guest_network
         )
@@ -236,9 +235,9 @@ class Launcher:
         """Give the VM the memory, processors and disk that the pod asks for."""
         settings, command_line = self._settings, template.command_line
         assert vm.connections is not None
-        more = hotplug_for(command_line, spec.size, settings)
+        more = hotplug_for(command_line, spec.request.size, settings)
         await vm.connections.hotplug(command_line, more, settings.boot_timeout)
-        disk = disk_size(command_line, read(spec.annotations).disk, settings.max_disk)
+        disk = disk_size(command_line, read(spec.request.annotations).disk, settings.max_disk)
         if disk > command_line.disk_mib * MIB:
             await vm.connections.enlarge_disk(disk)
 

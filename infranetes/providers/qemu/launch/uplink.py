@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 from infranetes.providers.interface import Attachment
@@ -114,7 +113,8 @@ class NamespaceUplink:
 
 
 def _attachment(vm: Vm) -> Attachment:
-    return Attachment(Path(vm.record.namespace), vm.record.interface)
+    assert vm.record.attachment is not None, "it is on the bridge"
+    return vm.record.attachment
 
 
 class UplinkOfRecord:

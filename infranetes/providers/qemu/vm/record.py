@@ -23,6 +23,7 @@ from pathlib import Path
 import attrs
 from twisted.logger import Logger
 
+from infranetes.providers.interface import Attachment
 from infranetes.providers.qemu.network.bridge import BridgePort
 from infranetes_common.concurrency import replace_file
 from infranetes_common.identity import AGENT_PORT
@@ -56,9 +57,8 @@ class VmRecord:
     phase: Phase = Phase.STARTING
     agent_port: int = 0
     detail: str = ""
-    namespace: str = ""  # the path of the network namespace that it has joined; "": it is on the bridge
-    interface: str = ""  # the link in it whose place the VM takes
-    cgroup_parent: str = ""  # as in InstanceSpec
+    attachment: Attachment | None = None  # as in its VmRequest; None: it is on the bridge
+    cgroup_parent: str = ""  # the control group in which it counts, which its VmRequest may have named
     more_addresses: tuple[str, ...] = ()  # as in Instance
 
     @property
@@ -79,7 +79,7 @@ class VmRecord:
     @property
     def on_bridge(self) -> bool:
         """Whether the VM is on the pods' bridge and has an address of its subnet."""
-        return not self.namespace
+        return self.attachment is None
 
     @property
     def bridge_port(self) -> BridgePort:
@@ -125,6 +125,8 @@ class VmRecords:
             fields = json.loads((path / RECORD).read_bytes())
             IPv4Address(fields["address"])  # always valid: it is known before there is a record
             fields["more_addresses"] = tuple(fields.get("more_addresses", ()))
+            if (joined := fields.get("attachment")) is not None:
+                fields["attachment"] = Attachment(Path(joined["namespace"]), joined["interface"])
             return VmRecord(**{**fields, "phase": Phase(fields["phase"]), "token": path.name})
         except (OSError, ValueError, TypeError, KeyError) as error:
             # The VM has to stay listed, or nothing would ever end it.
@@ -174,4 +176,4 @@ class VmRecords:
 
 
 def _encode(record: VmRecord) -> str:
-    return json.dumps({**attrs.asdict(record), "phase": record.phase.value}) + "\n"
+    return json.dumps({**attrs.asdict(record), "phase": record.phase.value}, default=os.fspath) + "\n"

@@ -149,7 +149,7 @@ class LifeTests(ShadowsTestCase):
         self.assertEqual(recorded.shadow_id, "shadow-1")
         self.assertEqual(recorded.address, "")
         [spec] = self.world.provider.specs
-        self.assertEqual(spec.attachment, Attachment(Path("/run/netns/shadow-1")))
+        self.assertEqual(spec.request.attachment, Attachment(Path("/run/netns/shadow-1")))
         self.assertEqual(self.runtime.shadows["shadow-1"].owner, id)
 
     def test_all_its_addresses_are_told_as_long_as_it_has_its_vm(self) -> None:
@@ -279,7 +279,9 @@ class KilledTests(ShadowsTestCase):
         id = self.run_pod()
         self.assertEqual(self.record(id).shadow_id, "shadow-2")
         self.assertEqual(list(self.runtime.shadows), ["shadow-2"])
-        self.assertEqual(self.world.provider.specs[-1].attachment, Attachment(Path("/run/netns/shadow-2")))
+        self.assertEqual(
+            self.world.provider.specs[-1].request.attachment, Attachment(Path("/run/netns/shadow-2"))
+        )
 
     def test_between_the_vms_end_and_the_shadows(self) -> None:
         id = self.run_pod()

@@ -230,21 +230,21 @@ class SizeAndAnnotationTests(MixedCase):
 
     def test_a_pod_that_asks_for_nothing_has_its_handlers_size(self) -> None:
         self.east_pod()
-        self.assertEqual(self.world.east.specs[-1].size, Size(cpu_millis=500, memory_bytes=2**29))
-        self.assertFalse(self.world.east.specs[-1].size.memory_limited)
+        self.assertEqual(self.world.east.specs[-1].request.size, Size(cpu_millis=500, memory_bytes=2**29))
+        self.assertFalse(self.world.east.specs[-1].request.size.memory_limited)
         resources = cri.LinuxContainerResources(memory_limit_in_bytes=2**30)
         linux = cri.LinuxPodSandboxConfig(resources=resources)
         self.east_pod(pod("large", "u3", linux=linux))
-        self.assertEqual(self.world.east.specs[-1].size, Size(cpu_millis=500, memory_bytes=2**30))
+        self.assertEqual(self.world.east.specs[-1].request.size, Size(cpu_millis=500, memory_bytes=2**30))
 
     def test_what_is_set_is_the_vms_and_the_sandbox_keeps_what_its_client_gave(self) -> None:
         config = pod("east", "u2", annotations={"infranetes.io/spot": "true", "example.org/team": "a"})
         id = self.east_pod(config)
         self.assertEqual(
-            self.world.east.specs[-1].annotations,
+            self.world.east.specs[-1].request.annotations,
             {"infranetes.io/spot": "true", "example.org/team": "a", **SUBNET},
         )
-        self.assertEqual(self.world.east.specs[-1].granted, frozenset(SUBNET))
+        self.assertEqual(self.world.east.specs[-1].request.granted, frozenset(SUBNET))
         self.assertEqual(self.world.node.inventory.sandboxes[id].config, config)
 
     def test_what_is_not_allowed_is_refused_before_there_is_anything(self) -> None:
@@ -286,7 +286,7 @@ class KindTests(MixedCase):
         made = self.successResultOf(self.create(machine, "appliance"))
         container = self.world.node.inventory.containers[made]
         self.assertEqual(
-            (self.world.east.specs[-1].image, container.record.image_id), ("ami-7", MACHINE_IMAGE)
+            (self.world.east.specs[-1].request.image, container.record.image_id), ("ami-7", MACHINE_IMAGE)
         )
         self.assertEqual(self.record(machine).state, SandboxState.READY)
         for id in (own, machine):
@@ -298,7 +298,7 @@ class KindTests(MixedCase):
         config = pod("east", "u2", annotations={"infranetes.io/memory": "3Gi"})
         machine = self.east_pod(config)
         self.successResultOf(self.create(machine, "appliance"))
-        self.assertEqual(self.world.east.specs[-1].size, Size(500, 3 << 30))
+        self.assertEqual(self.world.east.specs[-1].request.size, Size(500, 3 << 30))
 
     def test_an_image_of_the_other_kind_is_refused(self) -> None:
         own, machine = self.run_pod(), self.east_pod()
@@ -366,8 +366,8 @@ class PoolTests(MixedCase):
 
     def test_its_vms_are_made_as_those_of_its_pods(self) -> None:
         (spec,) = self.world.east.specs
-        self.assertEqual((spec.annotations, self.world.provider.specs), (SUBNET, []))
-        self.assertEqual(spec.granted, frozenset(SUBNET), "the configuration says it, no pod")
+        self.assertEqual((spec.request.annotations, self.world.provider.specs), (SUBNET, []))
+        self.assertEqual(spec.request.granted, frozenset(SUBNET), "the configuration says it, no pod")
         (record,) = self.world.store.contents().pool
         self.assertEqual((record.provider, record.handler), ("east", "east"))
 

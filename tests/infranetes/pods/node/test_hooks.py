@@ -221,7 +221,7 @@ class LifeTests(HooksCase):
         self.b.joined = Attachment(Path("/run/netns/b"))
         self.run_pod()
         [spec] = self.world.provider.specs
-        self.assertEqual((spec.zone, spec.attachment), ("east", self.b.joined))
+        self.assertEqual((spec.request.zone, spec.request.attachment), ("east", self.b.joined))
         self.assertNotIn("zone b", self.called())
 
     def test_the_next_daemon_loads_before_and_resumes_after_it_has_the_pods(self) -> None:

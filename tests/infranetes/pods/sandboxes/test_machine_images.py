@@ -84,7 +84,7 @@ class BootTests(MachineImagesTestCase):
 
     def test_the_container_boots_its_image_and_nothing_is_loaded(self) -> None:
         sandbox, container = self.booted()
-        self.assertEqual([spec.image for spec in self.provider.specs], ["machine-1"])
+        self.assertEqual([spec.request.image for spec in self.provider.specs], ["machine-1"])
         record = self.record(sandbox)
         self.assertEqual((record.state, record.image), (SandboxState.READY, "machine-1"))
         self.assertTrue(record.address)

@@ -43,11 +43,11 @@ class PlacementTests(PodsTestCase):
         self.world.provider_ready()
         self.addCleanup(self.world.kill)
         self.placed_pod("web")
-        self.assertEqual([spec.cgroup_parent for spec in self.world.provider.specs], [PARENT])
+        self.assertEqual([spec.request.cgroup_parent for spec in self.world.provider.specs], [PARENT])
 
     def test_a_vm_of_the_pool_is_put_there_when_a_pod_has_it(self) -> None:
         alsoProvides(self.provider, IPlacesVms)
-        self.assertEqual([spec.cgroup_parent for spec in self.provider.specs], [""])
+        self.assertEqual([spec.request.cgroup_parent for spec in self.provider.specs], [""])
         claimed = self.placed_pod("web")
         self.assertEqual(self.placed, [(self.record(claimed).instance_id, PARENT)])
 

@@ -54,7 +54,7 @@ class AskingCase(PodsTestCase):
     def size(self, config: Any) -> Size:
         """Run a pod and remove it. Return the size of its VM."""
         id = self.run_pod(config)
-        size: Size = self.world.provider.specs[-1].size
+        size: Size = self.world.provider.specs[-1].request.size
         record = self.record(id)
         self.assertEqual((record.cpu_millis, record.memory_bytes), (size.cpu_millis, size.memory_bytes))
         self.do(self.world.sandboxes.remove(id))
@@ -114,7 +114,7 @@ class SizeTests(AskingCase):
         self.world.restart()
         self.world.node.pod_needs = None
         self.world.provider_ready()
-        self.assertEqual([spec.size for spec in self.world.provider.specs], [Size(0, 8 * GIB)] * 2)
+        self.assertEqual([spec.request.size for spec in self.world.provider.specs], [Size(0, 8 * GIB)] * 2)
 
     def test_nothing_is_left_of_a_pod_that_is_given_up_while_it_is_asked_for(self) -> None:
         self.needs.waiting = Deferred()

@@ -36,8 +36,8 @@ class AwsVolumesCase(AwsCase, CloudVolumesCase[Driver]):
         return begun
 
     async def vm(self, subnet: str = "") -> str:
-        wishes = {"annotations": {"infranetes.io/subnet": subnet}} if subnet else {}
-        return (await self.running(self.provider, self.spec(**wishes))).id
+        wishes = {"infranetes.io/subnet": subnet} if subnet else {}
+        return (await self.running(self.provider, self.spec(annotations=wishes))).id
 
     def disks(self) -> dict[str, Any]:
         """Return the cluster's volumes, as EC2 describes them, by their ids."""

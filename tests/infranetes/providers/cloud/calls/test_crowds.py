@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import attrs
 from libcloud.common.google import GoogleBaseError
 from twisted.trial.unittest import TestCase
 
@@ -154,7 +153,7 @@ class SharedQuota(CloudCase):
         self.settings |= {"watch_seconds": 10.0, "poll_seconds": 0.5}  # so that there is little polling
         daemons = await self.started(), await self.started(node="another")
         refused = self.limit()
-        specs = [self.spec() for _ in range(3)], [attrs.evolve(self.spec(), node="another") for _ in range(3)]
+        specs = [self.spec() for _ in range(3)], [self.spec(node="another") for _ in range(3)]
         launches = [
             self.within(daemon.launch(spec))
             for daemon, mine in zip(daemons, specs, strict=True)

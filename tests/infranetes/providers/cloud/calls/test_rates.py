@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import attrs
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.cloud.aws.cloud import AwsCloud
@@ -91,7 +90,7 @@ class SharedAccountTests(AwsCase, TestCase):
     async def test_vms_are_launched_and_ended_although_ec2_throttles_both(self) -> None:
         self.settings.update(calls_per_second=0.0, retry_seconds=60.0)
         self.world.buckets = Ec2Buckets(reactor.seconds)
-        specs = [self.spec() for _ in range(4)], [attrs.evolve(self.spec(), node="another") for _ in range(4)]
+        specs = [self.spec() for _ in range(4)], [self.spec(node="another") for _ in range(4)]
         daemons = await self.started(), await self.started(node="another")
         launches = [
             self.within(daemon.launch(spec))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import attrs
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.cloud.gcp.cloud import GcpCloud
@@ -265,7 +264,7 @@ class LaunchTests(GcpCase, TestCase):
             self.assertIn("no driver", str(error))
         self.assertEqual(self.world.bodies, [])
         image = await self.world.machine_image("web:1.0")
-        whole = attrs.evolve(self.spec(annotations={"infranetes.io/gpus": "1"}), image=image)
+        whole = self.spec(annotations={"infranetes.io/gpus": "1"}, image=image)
         self.assertEqual((await self.within(provider.launch(whole))).size, "g2-standard-4")
 
     async def test_a_public_address_is_released_with_the_vm(self) -> None:

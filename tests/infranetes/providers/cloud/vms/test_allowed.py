@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.providers.annotations import PREFIX, Wishes, read
@@ -92,7 +91,7 @@ class AwsLaunchTests(AwsCase, LaunchTests.Case):
     async def test_a_handlers_own_choice_is_served(self) -> None:
         given = {f"{PREFIX}subnet": self.world.subnets[1], f"{PREFIX}security-groups": self.world.group}
         provider = await self.started()
-        spec = attrs.evolve(self.spec(annotations=given), granted=frozenset(given))
+        spec = self.spec(annotations=given, granted=frozenset(given))
         await self.within(provider.launch(spec))
         [launch] = [one for one in self.world.requests if one["Action"] == "RunInstances"]
         self.assertEqual(launch["NetworkInterface.1.SubnetId"], self.world.subnets[1])

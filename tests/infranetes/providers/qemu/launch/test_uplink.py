@@ -12,7 +12,7 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.guest.image import GuestImage
-from infranetes.providers.interface import InstanceSpec, ProviderContext
+from infranetes.providers.interface import Attachment, InstanceSpec, ProviderContext, VmRequest
 from infranetes.providers.qemu.cgroups.placement import Placement
 from infranetes.providers.qemu.host.privileges import QemuUser
 from infranetes.providers.qemu.launch.launcher import Launcher
@@ -64,7 +64,7 @@ class UplinkTests(NamespaceCase):
         # Random, as taps of other runs of these tests are in the node's namespace for a moment.
         token = os.urandom(16).hex()
         record = VmRecord(
-            token, "s", "c", "n", "", 0.0, namespace=f"/run/netns/{self.pod.name}", interface="eth0"
+            token, "s", "c", "n", "", 0.0, attachment=Attachment(Path(f"/run/netns/{self.pod.name}"))
         )
         self.vm = vm_of(record)
         self.uplink = uplink(True)
@@ -115,8 +115,8 @@ class RecordTests(SynchronousTestCase):
         records = VmRecords(directory)
         records.open()
         there = VmRecord(
-            TOKEN, "s", "c", "n", "10.4.0.7", 0.0, os.getuid(), namespace="/run/netns/x", interface="eth0",
-            more_addresses=("fd00:4::7",),
+            TOKEN, "s", "c", "n", "10.4.0.7", 0.0, os.getuid(),
+            attachment=Attachment(Path("/run/netns/x"), "eth1"), more_addresses=("fd00:4::7",),
         )  # fmt: skip
         records.add(there, overlay)
         here = VmRecord("f" * 32, "s", "c", "n", "10.88.0.9", 0.0, os.getuid())
@@ -141,7 +141,10 @@ class ValidateTests(SynchronousTestCase):
         launcher.validate(spec, template)
         for asked in ({"infranetes.io/disk": "1"}, {"infranetes.io/gpus": "1"}):
             self.assertRaises(
-                InvalidArgument, launcher.validate, attrs.evolve(spec, annotations=asked), template
+                InvalidArgument,
+                launcher.validate,
+                attrs.evolve(spec, request=VmRequest(annotations=asked)),
+                template,
             )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.providers.interface import Instance, InstanceState
+from infranetes.providers.interface import Attachment, Instance, InstanceState
 from infranetes.providers.qemu.host.privileges import QemuUser
 from infranetes.providers.qemu.vm.connections import VmConnections
 from infranetes.providers.qemu.vm.paths import ProviderPaths
@@ -70,7 +70,11 @@ class VmTests(SynchronousTestCase):
         self.assertTrue(str(vm.ended_error()).endswith("no luck; the end of its console:\nKernel panic"))
 
     def test_those_on_the_bridge_are_those_that_run_or_are_being_made(self) -> None:
-        made, ended, elsewhere = self.vm(), self.vm(phase=Phase.READY), self.vm(namespace="/run/netns/x")
+        made, ended, elsewhere = (
+            self.vm(),
+            self.vm(phase=Phase.READY),
+            self.vm(attachment=Attachment(Path("/run/netns/x"))),
+        )
         made.launching = elsewhere.launching = True
         self.assertEqual(on_bridge([made, ended, elsewhere]), [made])
         self.assertEqual([made.state, ended.state], [InstanceState.PENDING, InstanceState.ENDED])
