@@ -19,7 +19,7 @@ from infranetes.delegate.containerd_content import DISCARDED, ContainerdContent
 from infranetes.delegate.layer_source import OTHER, LayersMissing
 from infranetes.images import Image, ImagesConfig
 from infranetes.images.preload import gather_disks
-from infranetes_common.concurrency import start
+from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import DataLoss, FailedPrecondition, NotFound, Unavailable
 from tests.contract import layer_source
 from tests.harness.needs import needs_registry
@@ -274,9 +274,11 @@ class KeptLayersTests(ContentCase):
     async def test_what_a_killed_daemon_left_leased_is_void_after_its_time(self) -> None:
         built = small("leased")
         reference = await self.pulled("leased", built)
-        for lease, there in ((timedelta(hours=1), True), (timedelta(seconds=-1), False)):
+        for lease, there in ((timedelta(hours=1), True), (timedelta(seconds=2), False)):
             self.patch(containerd_api, "LEASE", lease)
             async with self.api.leased([built.layers[1].digest]):
+                if not there:
+                    await sleep(reactor, lease.total_seconds() + 0.1)
                 await self.remove(reference)
                 self.assertIs(self.containerd.blob(built.layers[1].digest).exists(), there)
             await self.pulled("leased", built)
