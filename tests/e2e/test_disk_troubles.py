@@ -124,7 +124,7 @@ class FullVolumesCase(VolumeTroubleCase):
         super().setUp()
         self.config["csi"] = {"kubelet_dir": str(self.root / "kubelet")}
 
-    def channel(self) -> Channel:
+    def csi_channel(self) -> Channel:
         channel = Channel(reactor, UNIXClientEndpoint(reactor, CsiConfig(str(self.root / "kubelet")).socket))
         self.addCleanup(channel.close)
         return channel
@@ -162,9 +162,9 @@ class DamagedAndFullVolumeTests(FullVolumesCase):
         self.assertIn(b"No space left on device", full.stderr)
         growing = csi.ControllerExpandVolumeRequest(volume_id="pvc-1", volume_capability=capability())
         growing.capacity_range.required_bytes = 2 * self.size
-        await ControllerStub(self.channel()).ControllerExpandVolume(growing, timeout=60)
+        await ControllerStub(self.csi_channel()).ControllerExpandVolume(growing, timeout=60)
         grown = csi.NodeExpandVolumeRequest(volume_id="pvc-1", volume_path=str(self.published))
-        await NodeStub(self.channel()).NodeExpandVolume(grown, timeout=60)
+        await NodeStub(self.csi_channel()).NodeExpandVolume(grown, timeout=60)
         more = await self.write(container, "more", self.size // _MIB // 2)
         self.assertEqual(more.exit_code, 0, more.stderr)
         await self.end(sandbox)
@@ -206,7 +206,7 @@ class FullNodeTests(FullVolumesCase):
             self.assertEqual((await self.execute(each, "echo", "alive")).stdout, b"alive\n")
         request = csi.CreateVolumeRequest(name="pvc-2", volume_capabilities=[capability()])
         request.capacity_range.required_bytes = self.size
-        creating = ControllerStub(self.channel()).CreateVolume(request, timeout=60)
+        creating = ControllerStub(self.csi_channel()).CreateVolume(request, timeout=60)
         await self.refused(Code.RESOURCE_EXHAUSTED, creating)
         await self.end(sandbox)
         filler.unlink()
