@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of pods as Kubernetes shows them, as a feature of pods: that a cloud takes a pod's VM away."""
+"""Interruptions of pods as a feature: Kubernetes is told when a cloud takes a pod's VM away."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PodEventReports(PodFeature):
         self._handler_of = handler_of
 
     def ready(self, sandbox: Sandbox) -> None:
-        """Report that the pod has another VM, if its former one may have been interrupted."""
+        """Report the end of an interruption: the pod has a new VM. Others than spot VMs have none."""
         config = sandbox.config
         annotations = self._handler_of(sandbox.record).annotations.applied(config.annotations)
         if config.metadata.attempt and wants_spot(annotations):

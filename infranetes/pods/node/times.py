@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time limits and intervals of pods."""
+"""The node's settings of how long launches, stops, logs and lists may take, and of its intervals."""
 
 from __future__ import annotations
 

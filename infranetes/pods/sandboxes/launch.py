@@ -95,17 +95,18 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
     clock = node.clock
     began = clock.seconds()
     deadline = began + node.times.launch
-    found = bool(sandbox.record.agent_host)  # claimed from the pool, or launched by an earlier daemon
-    request = await vm_request(node, sandbox, found)
+    has_vm = bool(sandbox.record.agent_host)  # claimed from the pool, or launched by an earlier daemon
+    handler = node.handlers.of(sandbox.record)
+    request = await vm_request(handler, node.features, sandbox, has_vm=has_vm)
     up = await sandbox.machine.bring_up(request, deadline, partial(connect, node, sandbox))
     watch = sandbox.watch
     assert sandbox.client is not None and watch is not None
     with timeline.step("the VM is made the pod's", launch=LaunchStep.CONFIGURE):
-        if found:
+        if has_vm:
             await sandbox.machine.place(request.cgroup_parent, request.size)
             await sandbox.machine.replace_first_certificate()
         config = node_names.with_host_name(sandbox.config)
-        provider = container_provider(node.contprovider, config, node.handlers.of(sandbox.record))
+        provider = container_provider(node.contprovider, config, handler)
         await sandbox.machine.configure(config, await node.dns(), provider)
     with timeline.step("the VM joins the pods' network, host ports are opened", launch=LaunchStep.NETWORK):
         await node.features.answered(sandbox)
@@ -129,7 +130,7 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
         vm_seconds=up.vm_seconds,
     )
     node.features.ready(sandbox)
-    if not found:
+    if not has_vm:
         node.renewal.soon(sandbox.machine, partial(_is_starting_containers, node, sandbox))
 
 

@@ -3,26 +3,27 @@
 
 from __future__ import annotations
 
-from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.handlers import Handler
+from infranetes.pods.node.hooks import Features
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.vm.sandbox_vm import zone_for
 from infranetes.pods.vm.vm_size import recorded_size
 from infranetes.providers.interface import VmRequest
 
 
-async def vm_request(node: NodeContext, sandbox: Sandbox, found: bool) -> VmRequest:
+async def vm_request(handler: Handler, features: Features, sandbox: Sandbox, *, has_vm: bool) -> VmRequest:
     """Return what the sandbox's VM is requested with.
 
-    :param found: there is a VM already: no network is made for it, and no zone chosen.
+    :param handler: the sandbox's. :param has_vm: no network is made for its VM, and no zone chosen.
     :raise InfranetesError: the network or the zone can't be had."""
-    config, handler = sandbox.config, node.handlers.of(sandbox.record)
+    config = sandbox.config
     return VmRequest(
         size=handler.sized(recorded_size(sandbox)),
         hostname=config.hostname,
         annotations=handler.annotations.applied(config.annotations),
         granted=frozenset(handler.annotations.set),
         image=sandbox.record.image,
-        attachment=None if found else await node.features.attachment(sandbox),
+        attachment=None if has_vm else await features.attachment(sandbox),
         cgroup_parent=config.linux.cgroup_parent,
-        zone="" if found else await zone_for(node.features, sandbox),
+        zone="" if has_vm else await zone_for(features, sandbox),
     )

@@ -185,6 +185,7 @@ class _Ports:
 
     def __init__(self) -> None:
         self.kept: dict[str, tuple[str, int]] = {}
+        self.sweeps = 0
 
     def keep(self, id: str, host: str, port: int) -> None:
         self.kept[id] = (host, port)
@@ -192,7 +193,8 @@ class _Ports:
     def release(self, id: str) -> None:
         self.kept.pop(id, None)
 
-    async def sweep(self) -> None: ...
+    async def sweep(self) -> None:
+        self.sweeps += 1
 
 
 class LifeTests(PodsTestCase):
@@ -214,6 +216,10 @@ class LifeTests(PodsTestCase):
         self.do(self.world.sandboxes.stop(sandbox))
         self.do(self.world.sandboxes.remove(sandbox))
         self.assertEqual(self.ports.kept, {})
+
+    def test_each_pass_looks_at_their_rules(self) -> None:
+        self.world.wait(2 * self.world.times.sweep)
+        self.assertEqual(self.ports.sweeps, 2)
 
     def test_not_on_a_bridge_whose_rules_do_it(self) -> None:
         self.world.provider = Enforcing(self.world)

@@ -278,7 +278,7 @@ class FakeLogs:
 
 
 class Carried(PodFeature):
-    """What the node carries into VMs for containers: nothing, unless a test says otherwise."""
+    """Stands in for `Volumes`, and carries nothing into VMs. Tests replace its hooks."""
 
     name = "what is carried"
 

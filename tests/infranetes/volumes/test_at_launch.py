@@ -67,6 +67,20 @@ class AttachTests(AtLaunchCase):
         self.volumes.attaching.callback(None)
         self.successResultOf(creating)
 
+    def test_the_next_daemon_does_not_ask_again_for_what_a_ready_pod_has(self) -> None:
+        self.run_pod(self.new)
+        self.volumes.calls.clear()
+        self.world.restart()
+        self.assertEqual(self.volumes.calls, [])
+
+    def test_what_a_daemon_that_stops_leaves_undone_is_no_news(self) -> None:
+        self.volumes.attaching = Deferred()
+        self.run_pod(self.new)
+        self.world.stop()
+        with capturedLogs() as logged:
+            self.volumes.attaching.errback(Unavailable("the provider stops, too"))
+        self.assertEqual([one for one in logged if "what" in one], [])
+
     def test_a_pod_without_volumes_asks_for_nothing(self) -> None:
         self.run_pod(pod("plain", uid="n2"))
         self.assertEqual(self.volumes.calls, [])

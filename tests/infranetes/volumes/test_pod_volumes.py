@@ -10,7 +10,7 @@ from twisted.python.monkey import MonkeyPatcher
 
 from infranetes.pods.store.records import AttachmentRecord, Contents
 from infranetes.volumes.published import PublishedVolume
-from infranetes_common.concurrency import start
+from infranetes_common.concurrency import Event, start
 from infranetes_common.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -254,6 +254,17 @@ class PodVolumesTests(PodVolumesCase):
         self.assertEqual(self.kept(), [("vol-data", self.instance(self.sandbox))])
         self.stop(self.sandbox)
         self.assertEqual((self.kept(), self.volumes.at), ([], {}))
+
+    def test_of_a_vm_that_is_no_more_it_is_freed_by_the_first_pass_after_its_providers_start(self) -> None:
+        record = AttachmentRecord("vol-data", "fake", "old", "i-1", serial="s")
+        self.do(self.pod_volumes.load(Contents(attachments=(record,))))
+        self.world.side.ready = Event()
+        self.do(self.pod_volumes.sweep())
+        self.assertEqual(self.volumes.calls, [])
+        self.world.side.ready.succeed(None)
+        self.do(self.pod_volumes.sweep())
+        self.assertEqual(self.volumes.calls, [("detach", "i-1", "vol-data")])
+        self.assertEqual(self.pod_volumes.user_of("vol-data"), "")
 
     def test_one_of_a_provider_that_is_no_more_says_so(self) -> None:
         record = AttachmentRecord("vol-data", "gone", "old", "i-1", serial="s")

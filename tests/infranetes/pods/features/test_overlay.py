@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 
+from infranetes.cri.status import StatusCalls
 from infranetes.overlay.config import OverlayConfig
 from infranetes.overlay.overlay import SAFE_MTU, Overlay
 from infranetes.overlay.tunnels import Peer, Tunnels, WayTo
@@ -21,9 +22,11 @@ from infranetes.pods.store.states import SandboxState
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotOffered, Unavailable
 from infranetes_common.nftables_watch import Mend, TablesWatch
 from infranetes_common.pod_firewall import CLOSED, OPEN, PodFirewall
+from infranetes_common.wire import cri
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fake_agent import FakeAgent
 from tests.infranetes.pods.fakes import FakeNode, pod
+from txgrpc import Call
 
 NETWORK = "infranetes.io/network"
 FIRST, SECOND = "10.244.3.2", "10.244.3.3"
@@ -266,6 +269,13 @@ class PodNetworkTests(PodsTestCase):
         self.assertEqual(self.world.walls.put_there, {FIRST: [OPEN]})
         working.addErrback(lambda _: None)
         working.cancel()
+
+    def test_kubelets_subnet_is_the_overlays(self) -> None:
+        calls = StatusCalls(self.world.node, (), "systemd")
+        request = cri.UpdateRuntimeConfigRequest()
+        request.runtime_config.network_config.pod_cidr = "10.246.7.0/24"
+        self.do(calls.UpdateRuntimeConfig(request, cast(Call, None)))
+        self.assertEqual(self.record(self.joins()).address, "10.246.7.2")
 
     def test_another_subnet_is_refused_while_pods_have_addresses(self) -> None:
         overlay = self.world.overlay

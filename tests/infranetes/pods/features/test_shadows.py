@@ -249,6 +249,15 @@ class LifeTests(ShadowsTestCase):
         self.failureResultOf(self.start(pod(name="other")), Unavailable)
 
 
+class VacatedTests(ShadowsTestCase):
+    """A pod whose image is the VM keeps its network when its VM is another one."""
+
+    def test_the_shadow_of_a_sandbox_that_stays_stays(self) -> None:
+        sandbox = self.world.node.inventory.sandboxes[self.run_pod()]
+        self.do(self.world.shadows.vm_destroyed(sandbox))
+        self.assertEqual((list(self.runtime.shadows), sandbox.record.shadow_id), (["shadow-1"], "shadow-1"))
+
+
 class KilledTests(ShadowsTestCase):
     """The daemon is killed, and the next one goes on."""
 

@@ -15,6 +15,7 @@ from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Container, Inventory, Sandbox
 from infranetes.pods.store.records import Contents
 from infranetes.pods.store.states import SandboxState
+from infranetes.pods.vm.vm_request import vm_request
 from infranetes.providers.interface import Attachment
 from infranetes_common.concurrency import replace_file, start
 from infranetes_common.errors import FailedPrecondition, Unavailable
@@ -224,6 +225,14 @@ class LifeTests(HooksCase):
         self.assertEqual((spec.request.zone, spec.request.attachment), ("east", self.b.joined))
         self.assertNotIn("zone b", self.called())
 
+    def test_of_a_vm_that_exists_neither_is_asked_for(self) -> None:
+        self.a.where, self.b.joined = "east", Attachment(Path("/run/netns/b"))
+        sandbox = self.world.node.inventory.sandboxes[self.run_pod()]
+        self.called()
+        handler = self.world.node.handlers.of(sandbox.record)
+        request = self.do(vm_request(handler, self.world.node.features, sandbox, has_vm=True))
+        self.assertEqual((request.zone, request.attachment, self.called()), ("", None, []))
+
     def test_the_next_daemon_loads_before_and_resumes_after_it_has_the_pods(self) -> None:
         self.run_pod()
         self.called()
@@ -330,6 +339,18 @@ class FailureTests(HooksCase):
         self.assertEqual(
             (said["feature"], said["sandbox"], str(said["error"])), ("a", sandbox, "the export is away")
         )
+
+    def test_nothing_is_said_of_a_vm_that_was_given_up_meanwhile(self) -> None:
+        sandbox, _ = self.running()
+        agent = self.world.agents[sandbox]
+        self.a.holding["live"] = Deferred()
+        agent.go_away()
+        agent.away = False
+        self.world.wait(2)
+        self.do(self.world.sandboxes.stop(sandbox))
+        with capturedLogs() as logs:
+            self.a.holding["live"].errback(Unavailable("its VM is gone"))
+        self.assertEqual([each for each in logs if "may lack" in each["log_format"]], [])
 
     def test_one_that_never_brings_a_vm_up_to_date_begins_anew_with_each_connection(self) -> None:
         sandbox, _ = self.running()

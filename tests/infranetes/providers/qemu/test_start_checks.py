@@ -20,7 +20,7 @@ from infranetes_common.errors import FailedPrecondition, Unavailable
 
 
 class HostTests(SynchronousTestCase):
-    """Directories, programs, the guest image, and a lock."""
+    """What QEMU needs of the node before the first VM: directories, programs, a guest image, the lock."""
 
     def test_a_directory_that_can_not_be_made_is_named_with_its_setting(self) -> None:
         root = Path(self.mktemp())
