@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features of pods: what joins in a pod's life without being asked for by name.
+"""Hooks by which features, such as volumes or host ports, join in the lives of pods.
 
 A feature derives from `PodFeature` and implements the hooks that concern it; the daemon's assembly lists the
 features in order. What later features rely on comes first: they are called in that order while a pod comes to
@@ -67,44 +67,45 @@ class PodFeature:
         return None
 
     def connected(self, sandbox: Sandbox) -> None:
-        """The VM runs, and the node has a client of its agent, which may not answer yet.
+        """Called when the VM runs and the node has a client of its agent, which may not answer yet.
 
         The sandbox is LAUNCHING or BOOTING, or what an earlier daemon has left."""
 
     async def answered(self, sandbox: Sandbox) -> None:
-        """The agent answers and has the pod's names: make the VM what the pod needs before it is READY."""
+        """Give the VM what the pod needs before it is READY. The agent answers, and has the pod's names."""
 
     def ready(self, sandbox: Sandbox) -> None:
-        """The sandbox is READY, and recorded so."""
+        """Called when the sandbox is READY, and recorded so."""
 
     # ---- a sandbox lives
 
     async def live(self, sandbox: Sandbox) -> None:
-        """The agent's events are received: for the first time, or again after the VM may have rebooted.
+        """Restore what a VM loses when it reboots. Called whenever the agent's events begin to be received.
 
         The features are called beside each other. Failures are logged. Cancelled when it happens again."""
 
     def interrupted(self, sandbox: Sandbox, reason: str) -> None:
-        """The cloud has announced that it will take the VM away."""
+        """Called when the cloud has announced that it will take the VM away."""
 
     def lost(self, sandbox: Sandbox) -> None:
-        """The VM of a READY sandbox is gone."""
+        """Called when the VM of a READY sandbox is gone."""
 
     # ---- a sandbox ends
 
     async def stopping(self, sandbox: Sandbox) -> None:
-        """The containers have ended, and the VM is about to be destroyed. Failures must not raise."""
+        """Detach from the VM: the containers have ended, and it is about to be destroyed. Must not raise."""
 
     def disconnected(self, sandbox: Sandbox) -> None:
-        """The node no longer speaks to the VM's agent: the VM is gone, or about to be destroyed."""
+        """Called when the node no longer speaks to the VM's agent: it is gone, or about to be destroyed."""
 
     async def address_released(self, id: str) -> None:
-        """The address of the VM with this id may become another VM's. It may be a VM of a pool.
+        """Remove what leads to a VM's address, which may become another VM's.
 
+        :param id: the sandbox's, or that of a VM of a pool.
         :raise InfranetesError: something still leads to the address; the VM is not destroyed yet."""
 
     async def vm_destroyed(self, sandbox: Sandbox) -> None:
-        """The VM is destroyed. The sandbox is STOPPING or ABANDONED, or may become VACANT.
+        """Free what only the VM had. The sandbox is STOPPING or ABANDONED, or may become VACANT.
 
         :raise InfranetesError: something remains; this is called again."""
 
@@ -120,7 +121,7 @@ class PodFeature:
         """Wait until the container may be started."""
 
     async def caught_up(self, container: Container) -> None:
-        """A command in the container has ended, whose effects the caller may look for on the node."""
+        """Bring to the node what a command in the container, which has ended, has written."""
 
     async def collect(self, container: Container) -> str:
         """Bring what a container that has ended left in its VM to the node.
@@ -133,7 +134,7 @@ class PodFeature:
         return ""
 
     async def release(self, container: Container) -> None:
-        """The container is removed, or its creation is undone."""
+        """Undo `prepare`: the container is removed, or its creation has failed."""
 
     # ---- the daemon
 
@@ -149,7 +150,7 @@ class PodFeature:
         Failures are logged."""
 
     async def stop(self) -> None:
-        """The daemon stops: leave everything to the next one."""
+        """Leave everything to the next daemon: this one stops."""
 
 
 class Features:
