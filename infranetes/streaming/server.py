@@ -17,6 +17,7 @@ from twisted.internet.interfaces import IAddress, IListeningPort, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
+from infranetes.machines.sessions import PortForwardCall, SessionCall
 from infranetes.streaming import protocols
 from infranetes.streaming.channels import Channel, ChannelClosed
 from infranetes.streaming.connection import (
@@ -30,8 +31,6 @@ from infranetes.streaming.portforward import Forward, Pairs
 from infranetes.streaming.protocols import Dialect
 from infranetes.streaming.requests import StreamRequest, validate
 from infranetes.streaming.sessions import (
-    PortForwardCall,
-    SessionCall,
     channel_names,
     command_start,
     forward,

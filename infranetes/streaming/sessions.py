@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from infranetes.machines.sessions import PortForwardCall, SessionCall
 from infranetes.streaming import status
 from infranetes.streaming.channels import Channel, ChannelClosed
 from infranetes_common.concurrency import start as run
@@ -23,29 +24,6 @@ _log = Logger()
 
 #: The most bytes of one message to the agent.
 MAX_MESSAGE = 128 * 1024
-
-RequestT = TypeVar("RequestT", contravariant=True)
-ResponseT = TypeVar("ResponseT", covariant=True)
-
-
-class AgentCall(Protocol[RequestT, ResponseT]):
-    """A bidirectional call to an agent; `txgrpc.StreamCall` is one."""
-
-    async def send(self, request: RequestT) -> None:
-        """Send a request; returns when the next may follow."""
-
-    async def done_sending(self) -> None:
-        """Say that no request follows."""
-
-    def cancel(self) -> None:
-        """End the call."""
-
-    def __aiter__(self) -> AsyncIterator[ResponseT]:
-        """Iterate over the responses."""
-
-
-SessionCall = AgentCall[vmserver.SessionInput, vmserver.SessionOutput]
-PortForwardCall = AgentCall[vmserver.PortForwardInput, vmserver.PortForwardOutput]
 
 
 def command_start(request: cri.ExecRequest | cri.AttachRequest) -> vmserver.SessionStart:

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a VM is booted with whose image is anybody's: its root disk, its virtual hardware, and its CDs.
+
+These are for providers of `hypervisor.IBootsImages`, whose VMs boot files of the node. A cloud's VMs boot
+images that the cloud keeps, which `VmRequest.image` names.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+
+if TYPE_CHECKING:
+    from infranetes_common.identity import Network
+
+
+class DiskFormat(enum.Enum):
+    """The format of a disk's file, found out when it was brought to the node and never probed again."""
+
+    RAW = "raw"
+    QCOW2 = "qcow2"
+    ISO = "iso"  # a bootable CD: read-only, and the VM gets an empty disk beside it
+
+
+@attrs.frozen
+class BaseDisk:
+    """A disk on the node that VMs boot copies of. It is inspected, and nobody writes to it any more."""
+
+    digest: str  # sha256: and 64 hex digits, of the file as the image has it
+    path: Path
+    format: DiskFormat
+    virtual_size: int  # bytes
+    # Which firmware can boot it, from its partition table; both False: that can't be told.
+    boots_by_bios: bool = False
+    boots_by_uefi: bool = False
+    has_agent: bool = False  # whether its image says that our agent is in it
+
+
+class Firmware(enum.Enum):
+    """The firmware that a VM starts with."""
+
+    BIOS = "bios"
+    UEFI = "uefi"
+    SECURE_BOOT = "secure-boot"  # UEFI that starts only what Microsoft's keys have signed
+
+
+class Chipset(enum.Enum):
+    """The emulated mainboard."""
+
+    Q35 = "q35"
+    PC = "pc"  # i440FX, for systems that know no PCI Express
+
+
+class DiskBus(enum.Enum):
+    """How disks are attached."""
+
+    VIRTIO = "virtio"
+    SCSI = "scsi"
+    SATA = "sata"
+    IDE = "ide"
+    NVME = "nvme"
+
+
+class NicModel(enum.Enum):
+    """The emulated network card."""
+
+    VIRTIO = "virtio"
+    E1000E = "e1000e"
+    RTL8139 = "rtl8139"
+
+
+@attrs.frozen
+class Hardware:
+    """The virtual hardware of a VM."""
+
+    firmware: Firmware = Firmware.BIOS
+    chipset: Chipset = Chipset.Q35
+    disk: DiskBus = DiskBus.VIRTIO
+    nic: NicModel = NicModel.VIRTIO
+    tpm: bool = False  # a TPM 2.0, emulated by swtpm
+    hyperv: bool = False  # Hyper-V's enlightenments, for Windows
+    local_time: bool = False  # the clock of the mainboard shows the node's local time
+    cpu_model: str = ""  # as QEMU names it; "": the provider's
+    uuid: str = ""  # of the machine, by SMBIOS; "": made of the sandbox's id
+    serial: str = ""  # of the machine, by SMBIOS; "": the sandbox's id
+    watchdog: bool = False  # a watchdog device, which resets a guest that no longer feeds it
+
+
+@attrs.frozen
+class Cd:
+    """A read-only CD with small files, for the guest to configure itself by."""
+
+    label: str  # the volume's, such as cidata
+    files: Mapping[str, bytes]  # by path below the root
+
+
+class GuestConfiguration(Protocol):
+    """What a guest is told of itself by CDs, once its network is known."""
+
+    def cds(self, network: Network) -> tuple[Cd, ...]:
+        """Return the CDs. :param network: what the VM's card is to have."""
+
+
+@attrs.frozen
+class BootDisk:
+    """A disk that a VM has from the start, beside its root."""
+
+    serial: str  # up to 20 of [0-9a-zA-Z-], by which the guest finds it
+    path: Path
+    format: DiskFormat
+    read_only: bool = False
+
+
+@attrs.frozen
+class ImageBoot:
+    """What a VM is booted with."""
+
+    base: BaseDisk
+    hardware: Hardware = Hardware()
+    root_bytes: int = 0  # of the root disk, if it is to be larger than the image; 0: as the image
+    # A volume that is the root, and stays when the VM ends; None: the root is a copy, which goes with the VM.
+    root: BootDisk | None = None
+    disks: tuple[BootDisk, ...] = ()
+    configuration: GuestConfiguration | None = None  # None: no CDs
