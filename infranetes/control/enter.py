@@ -14,7 +14,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes.control.chosen import find_sandbox
-from infranetes.machines.agent.calls import SessionCall
+from infranetes.machines.sessions import SessionCall
 from infranetes.pods.node.inventory import Inventory, PastSandbox, Sandbox
 from infranetes.pods.store.states import SandboxState
 from infranetes_common.concurrency import start

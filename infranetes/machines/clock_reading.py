@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import attrs
 from twisted.logger import Logger
 
-from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.interface import IAgent
 from infranetes_common.errors import InfranetesError
 from infranetes_common.wire import vmserver
 
@@ -56,7 +56,7 @@ async def read_clock(
     return info, ClockReading(info.now_nanos, info.steady_nanos, earliest, now())
 
 
-async def correct_clock(id: str, client: AgentClient, reading: ClockReading) -> None:
+async def correct_clock(id: str, client: IAgent, reading: ClockReading) -> None:
     """Have the VM's clock corrected, if it is wrong. A refusal is logged, and the VM keeps its time.
 
     :param id: the VM's id.

@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from infranetes.identity.authority import Authority
-from infranetes.machines.agent.client import AgentClient, Connect
+from infranetes.machines.interface import Connect, IAgent
 from infranetes.observer import Observer
 from infranetes.providers.interface import IPodProvider
 from infranetes.services.timing import RuleProgress
@@ -129,7 +129,7 @@ class RuleSender(Protocol):
 class ServiceRules(Protocol):
     """The rules of the cluster's Services."""
 
-    def sender(self, agent: AgentClient) -> RuleSender:
+    def sender(self, agent: IAgent) -> RuleSender:
         """Return a sender of the rules to the agent's VM."""
 
     def status(self) -> Mapping[str, object]:

@@ -35,9 +35,9 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from infranetes.identity.certificates import Signed
-from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.clock_reading import correct_clock, read_clock
 from infranetes.machines.context import MachineContext, RuleSender, VmFacts, VmOwner
+from infranetes.machines.interface import IAgent
 from infranetes.machines.spec import first_certificate, instance_spec
 from infranetes.machines.timeline import Timeline
 from infranetes.observer import LaunchStep, call_to_provider
@@ -95,7 +95,7 @@ class PodMachine:
 
     def __init__(self, context: MachineContext, owner: VmOwner) -> None:
         self.instance: Instance | None = None
-        self.client: AgentClient | None = None
+        self.client: IAgent | None = None
         self.info: vmserver.InfoResponse | None = None
         self.rules: RuleSender | None = None
         self.timeline = Timeline(context.now)
@@ -157,7 +157,7 @@ class PodMachine:
 
     # ---- the agent
 
-    def connect(self) -> AgentClient:
+    def connect(self) -> IAgent:
         """Return the client of its agent, which connects at its first call.
 
         :raise Unavailable: `disconnect` was called: the VM is gone, or is being ended."""
@@ -350,7 +350,7 @@ class PodMachine:
         self._owner.note(_certified(self.facts, signed))
         return instance_spec(self._context, self.facts, request, signed)
 
-    async def _greet(self, client: AgentClient, deadline: float) -> None:
+    async def _greet(self, client: IAgent, deadline: float) -> None:
         """Wait until the agent answers, and make sure that it is the right one."""
         clock = self._context.clock
         pauses = backoff(FIRST_PAUSE, LONGEST_PAUSE, factor=1.5)
@@ -425,7 +425,7 @@ def _certified(facts: VmFacts, signed: Signed) -> VmFacts:
     return attrs.evolve(facts, certificate_until=until, certificate_key=signed.key_id)
 
 
-async def _close(client: AgentClient | None) -> None:
+async def _close(client: IAgent | None) -> None:
     try:
         if client is not None:
             await client.close()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from infranetes.machines.agent.calls import PortForwardCall, SessionCall
+from infranetes.machines.sessions import PortForwardCall, SessionCall
 from infranetes.pods.containers.containers import Containers
 from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes.pods.sandboxes.sandboxes import Sandboxes

@@ -25,7 +25,7 @@ import attrs
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.interface import IAgent
 from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Container, Inventory, Sandbox
 from infranetes.pods.node.sides import Providers, ProviderSide
@@ -382,7 +382,7 @@ class PodVolumes(PodFeature):
         return side.provider.volumes
 
 
-def _live_agent(sandbox: Sandbox) -> AgentClient | None:
+def _live_agent(sandbox: Sandbox) -> IAgent | None:
     """Return the agent of a sandbox's VM, if it is heard of now."""
     return sandbox.client if sandbox.watch is not None and sandbox.watch.live else None
 
@@ -402,7 +402,7 @@ def _told(found: PublishedVolume | InfranetesError | None) -> PublishedVolume | 
     return found
 
 
-async def _mounted(agent: AgentClient, serial: str, wanted: PublishedVolume) -> str:
+async def _mounted(agent: IAgent, serial: str, wanted: PublishedVolume) -> str:
     """Have the agent mount a disk, or find it; return how it knows it as a host_path. Idempotent."""
     if wanted.raw:
         return await agent.find_disk(serial)

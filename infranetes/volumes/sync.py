@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
-from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.interface import IAgent
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.volumes.mount_table import with_previous
 from infranetes.volumes.mounts import Source
@@ -120,7 +120,7 @@ class VolumeSync:
             volume.trouble = ""
             _log.info("{path} is copied again", path=volume.source.path)
 
-    async def _list(self, agent: AgentClient, volume: Volume) -> Manifest | None:
+    async def _list(self, agent: IAgent, volume: Volume) -> Manifest | None:
         """Return the VM's content of the volume; None: the VM has no such volume. It is not asked if nothing
         can have changed there since the last comparison."""
         if volume.base is not None and not volume.writable:
@@ -133,9 +133,7 @@ class VolumeSync:
             return found
         return await run_in_thread(self._reactor, inside, found, volume.users)
 
-    async def _put(
-        self, agent: AgentClient, volume: Volume, entries: list[Entry], removed: list[bytes]
-    ) -> None:
+    async def _put(self, agent: IAgent, volume: Volume, entries: list[Entry], removed: list[bytes]) -> None:
         await agent.put_volume(
             volume.source.id,
             file=volume.source.file,
@@ -159,7 +157,7 @@ class VolumeSync:
 
     async def _pull(
         self,
-        agent: AgentClient,
+        agent: IAgent,
         volume: Volume,
         applier: Applier,
         entries: list[Entry],

@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.interface import IAgent
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.volumes.sync import VolumeSync
 from infranetes.volumes.volume import Volume
@@ -121,7 +121,7 @@ class VolumeWatch:
                 await self._follow_reports(sandbox, agent, ids)
             await sleep(self._clock, RETRY_SECONDS)
 
-    async def _follow_reports(self, sandbox: Sandbox, agent: AgentClient, ids: tuple[str, ...]) -> None:
+    async def _follow_reports(self, sandbox: Sandbox, agent: IAgent, ids: tuple[str, ...]) -> None:
         reports = agent.watch_volumes(ids, self._sync.bounds)
         try:
             async for id in reports:

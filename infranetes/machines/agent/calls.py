@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from twisted.internet.defer import Deferred
 
 from infranetes.machines.agent import checks
+from infranetes.machines.sessions import AgentCall
 from infranetes_common.errors import InfranetesError, NotOffered, Unavailable, from_grpc
 from infranetes_common.wire import vmserver
 from infranetes_common.wire.vmserver_rpcs import AgentStub
@@ -21,10 +22,8 @@ CHUNK_BYTES = 256 * 1024  # the most bytes of a file in one message
 _Request = TypeVar("_Request", bound=Message)
 _Response = TypeVar("_Response", bound=Message)
 
-SessionCall = StreamCall[vmserver.SessionInput, vmserver.SessionOutput]
-"""The call of Exec, Attach or Shell: the streams of a command or a container."""
-PortForwardCall = StreamCall[vmserver.PortForwardInput, vmserver.PortForwardOutput]
-"""A connection to a port of the pod."""
+SessionStream = StreamCall[vmserver.SessionInput, vmserver.SessionOutput]
+PortForwardStream = StreamCall[vmserver.PortForwardInput, vmserver.PortForwardOutput]
 
 
 @asynccontextmanager
@@ -52,7 +51,7 @@ class AgentCalls:
         except GrpcError as error:
             raise self._as_error(error) from None
 
-    async def _streamed(self, call: StreamCall[_Request, _Response]) -> AsyncGenerator[_Response, None]:
+    async def _streamed(self, call: AgentCall[_Request, _Response]) -> AsyncGenerator[_Response, None]:
         """Yield the call's responses. Closing the generator ends the call."""
         try:
             async for message in call:

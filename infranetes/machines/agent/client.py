@@ -8,10 +8,11 @@ from typing import TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import wrapClientTLS
+from zope.interface import implementer
 
 from infranetes.identity.authority import Authority
 from infranetes.machines.agent import checks, limits
-from infranetes.machines.agent.calls import CHUNK_BYTES, PortForwardCall, SessionCall, closing
+from infranetes.machines.agent.calls import CHUNK_BYTES, PortForwardStream, SessionStream, closing
 from infranetes.machines.agent.clock import ClockClient
 from infranetes.machines.agent.disks import DiskClient
 from infranetes.machines.agent.firewall import FirewallClient
@@ -23,6 +24,7 @@ from infranetes.machines.agent.services import ServiceClient
 from infranetes.machines.agent.shell import ShellClient
 from infranetes.machines.agent.size import SizeClient
 from infranetes.machines.agent.volumes import VolumeClient
+from infranetes.machines.interface import CALL_SECONDS, Connect, IAgent
 from infranetes.tracing.agent_calls import observe
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.reactors import IReactor
@@ -31,7 +33,6 @@ from txgrpc import Channel, GrpcError
 
 CONNECT_SECONDS = 10.0
 KEEPALIVE_SECONDS = 20.0
-CALL_SECONDS = 30.0  # a call that only asks the agent, or has it do something short
 ENGINE_SECONDS = 120.0  # an engine that is started for the pod; the agent gives up a little earlier
 LOAD_SECONDS = 900.0  # an image of several GB through a slow link
 EXEC_MARGIN_SECONDS = 10.0  # added to the command's own time, for the agent to kill it and to answer
@@ -46,7 +47,7 @@ _WithState = TypeVar(
 )
 
 
-_Streams = TypeVar("_Streams", SessionCall, PortForwardCall)
+_Streams = TypeVar("_Streams", SessionStream, PortForwardStream)
 
 
 def _ahead(call: _Streams) -> _Streams:
@@ -54,6 +55,7 @@ def _ahead(call: _Streams) -> _Streams:
     return call
 
 
+@implementer(IAgent)
 class AgentClient(
     VolumeClient,
     DiskClient,
@@ -65,34 +67,21 @@ class AgentClient(
     ClockClient,
     ShellClient,
 ):
-    """The client of one sandbox's agent. Connects when it is first used, and again after a loss.
-
-    Methods fail with the errors of `infranetes_common.errors`: `Unavailable` if the agent can't be reached
-    or the connection is lost during the call, `NotOffered` if it lacks the call. Cancelling a call also ends
-    it at the agent. What the agent sends is checked and within `limits` when it is handed on.
-    """
+    """The client of the agent in one sandbox's VM."""
 
     async def info(self, within: float = CALL_SECONDS) -> vmserver.InfoResponse:
-        """Ask which sandbox's agent it is. :param within: seconds."""
         return checks.clamped(await self._call(self._stub.Info(vmserver.InfoRequest(), timeout=within)))
 
     async def new_key(self, within: float = CALL_SECONDS) -> bytes:
-        """Have the VM make a new key; return the request for its certificate (PKCS #10, DER)."""
         answer = await self._call(self._stub.NewKey(vmserver.NewKeyRequest(), timeout=within))
         return answer.request
 
     async def rekey(self, certificate: str, within: float = CALL_SECONDS) -> None:
-        """Use the certificate (PEM) for the new key, for all connections from then on."""
         await self._call(self._stub.Rekey(vmserver.RekeyRequest(certificate=certificate), timeout=within))
 
     async def configure(
         self, config: cri.PodSandboxConfig, node_dns: cri.DNSConfig, contprovider: str = ""
     ) -> None:
-        """Make the VM this pod's.
-
-        :param node_dns: for a pod that says nothing of DNS, in a VM that has none of its own.
-        :param contprovider: the ContainerProvider that is to run its containers; "": the VM's own.
-        :raise FailedPrecondition: the VM does not offer that one."""
         request = vmserver.ConfigureSandboxRequest(
             config=config, node_dns=node_dns, container_provider=contprovider
         )
@@ -100,20 +89,13 @@ class AgentClient(
         await self._call(self._stub.ConfigureSandbox(request, timeout=seconds))
 
     async def warm_up(self) -> None:
-        """Have a VM that waits for a pod run a container, so that the pod's own starts sooner. Idempotent.
-
-        :raise FailedPrecondition: the VM has containers."""
         await self._call(self._stub.WarmUp(vmserver.WarmUpRequest(), timeout=ENGINE_SECONDS))
 
     async def join_pod_network(self, request: vmserver.JoinPodNetworkRequest) -> int:
-        """Give the VM an address of the pods' network. Return how long packets to it may be.
-
-        :raise NotOffered: the VM is not a pod's alone, or its agent lacks the call."""
         answer = await self._call(self._stub.JoinPodNetwork(request, timeout=ENGINE_SECONDS))
         return min(answer.mtu, request.mtu)
 
     def watch(self) -> checks.CheckedStream[vmserver.WatchEvent]:
-        """Open the Watch stream, which tells the states of all containers. Fails with GrpcError."""
         return checks.CheckedStream(
             self._stub.Watch(vmserver.WatchRequest(), timeout=None), checks.checked_event
         )
@@ -121,49 +103,39 @@ class AgentClient(
     async def create(
         self, container_id: str, image_id: str, config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig
     ) -> vmserver.ContainerState:
-        """Create a container. :raise FailedPrecondition: its image is not loaded."""
         request = vmserver.CreateContainerRequest(
             id=container_id, image_id=image_id, config=config, sandbox_config=sandbox
         )
         return await self._state(container_id, self._stub.CreateContainer(request, timeout=120.0))
 
     async def start(self, container_id: str) -> vmserver.ContainerState:
-        """Start a container."""
         request = vmserver.StartContainerRequest(id=container_id)
         return await self._state(container_id, self._stub.StartContainer(request, timeout=120.0))
 
     async def stop(
         self, container_id: str, grace_seconds: int, within: float = CALL_SECONDS
     ) -> vmserver.ContainerState:
-        """End a container; return its state then. `within` is added to the grace period."""
         request = vmserver.StopContainerRequest(id=container_id, grace_seconds=grace_seconds)
         stopping = self._stub.StopContainer(request, timeout=grace_seconds + within)
         return await self._state(container_id, stopping)
 
     async def remove(self, container_id: str, within: float = CALL_SECONDS) -> None:
-        """End and remove a container. Unknown: nothing to do."""
         request = vmserver.RemoveContainerRequest(id=container_id)
         await self._call(self._stub.RemoveContainer(request, timeout=within))
 
     async def update(
         self, container_id: str, resources: cri.LinuxContainerResources
     ) -> vmserver.ContainerState:
-        """Change a container's limits."""
         request = vmserver.UpdateContainerRequest(id=container_id, resources=resources)
         return await self._state(container_id, self._stub.UpdateContainer(request, timeout=CALL_SECONDS))
 
     async def stats(self, within: float = CALL_SECONDS) -> vmserver.StatsResponse:
-        """Ask what the VM and its containers use. :param within: seconds."""
         answer = await self._call(self._stub.Stats(vmserver.StatsRequest(), timeout=within))
         return await checks.checked_stats(answer, self._channel.turns)
 
     async def exec_sync(
         self, container_id: str, command: Sequence[str], seconds: int, limit: float, max_output: int
     ) -> vmserver.ExecSyncResponse:
-        """Run a command to its end.
-
-        :param seconds: after which the agent kills it; 0: never. :param limit: seconds after which this
-            call gives up, if `seconds` is 0. :param max_output: bytes kept of each stream."""
         request = vmserver.ExecSyncRequest(
             id=container_id, command=command, timeout_seconds=seconds, max_output_bytes=max_output
         )
@@ -172,22 +144,18 @@ class AgentClient(
         await self._turn()  # decoding an answer of many MiB takes a whole turn
         return checks.checked_output(answer, max_output)
 
-    def exec(self) -> SessionCall:
-        """Begin Exec: `send` its start, then its input. Fails with GrpcError, as the next two do."""
+    def exec(self) -> SessionStream:
         return _ahead(self._stub.Exec(timeout=None))
 
-    def attach(self) -> SessionCall:
-        """Begin Attach."""
+    def attach(self) -> SessionStream:
         return _ahead(self._stub.Attach(timeout=None))
 
-    def port_forward(self) -> PortForwardCall:
-        """Begin PortForward: `send` its port, then its bytes."""
+    def port_forward(self) -> PortForwardStream:
         return _ahead(self._stub.PortForward(timeout=None))
 
     async def read_log(
         self, container_id: str, cursor: str, follow: bool
     ) -> AsyncGenerator[vmserver.LogRecord, None]:
-        """Read a container's log after `cursor`, as `text` if the agent can. `aclose()` ends the call."""
         request = vmserver.ReadLogRequest(id=container_id, cursor=cursor, follow=follow, text=True)
         stream = self._stub.ReadLog(request, timeout=None)
         records = checks.CheckedRecords(container_id)
@@ -200,33 +168,27 @@ class AgentClient(
             stream.cancel()
 
     async def images(self) -> set[str]:
-        """List the ids of the images that are loaded."""
         answer = await self._call(self._stub.ListImages(vmserver.ListImagesRequest(), timeout=CALL_SECONDS))
         return set(answer.image_ids)
 
     async def missing_layers(self, diff_ids: Sequence[str]) -> int:
-        """Ask how many of these layers, lowest first, the VM has already."""
         request = vmserver.MissingLayersRequest(diff_ids=diff_ids)
         answer = await self._call(self._stub.MissingLayers(request, timeout=CALL_SECONDS))
         return min(answer.present, len(diff_ids))
 
     async def load_image(self, image_id: str, archive: AsyncIterator[bytes]) -> None:
-        """Load an image from an archive, which is closed in the end, also when that fails."""
         async with closing(archive):
             await self._call(self._stub.LoadImage(_load_requests(image_id, archive), timeout=LOAD_SECONDS))
 
     async def fetch_image(self, image_id: str, url: str) -> None:
-        """Have the VM fetch an image. :raise NotOffered: it takes images from the node alone."""
         request = vmserver.FetchImageRequest(image_id=image_id, url=url)
         await self._call(self._stub.FetchImage(request, timeout=LOAD_SECONDS))
 
     async def remove_image(self, image_id: str) -> None:
-        """Remove an image. Unknown: nothing to do. :raise FailedPrecondition: a container uses it."""
         request = vmserver.RemoveImageRequest(image_id=image_id)
         await self._call(self._stub.RemoveImage(request, timeout=CALL_SECONDS))
 
     async def close(self) -> None:
-        """Close the connection. Calls under way fail with Unavailable."""
         await self._channel.close()
 
     async def _state(self, container_id: str, call: Deferred[_WithState]) -> vmserver.ContainerState:
@@ -240,10 +202,6 @@ async def _load_requests(
     async for data in archive:
         for at in range(0, len(data), CHUNK_BYTES):
             yield vmserver.LoadImageRequest(data=data[at : at + CHUNK_BYTES])
-
-
-Connect = Callable[[str, str, int], AgentClient]
-"""`connect(sandbox_id, host, port)` makes a client, which is not yet connected."""
 
 
 def connector(

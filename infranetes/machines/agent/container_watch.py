@@ -27,8 +27,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import Interface
 
-from infranetes.machines.agent.checks import CheckedStream
 from infranetes.machines.agent.limits import CHANGES, CHANGES_PER_SECOND, CONTAINERS
+from infranetes.machines.interface import EventStream
 from infranetes_common.concurrency import Notifier, backoff, sleep, start
 from infranetes_common.errors import ResourceExhausted
 from infranetes_common.wire import vmserver
@@ -82,7 +82,7 @@ class IContainerListener(Interface):
 class WatchedAgent(Protocol):
     """The part of the agent's client that a watch needs."""
 
-    def watch(self) -> CheckedStream[vmserver.WatchEvent]:
+    def watch(self) -> EventStream[vmserver.WatchEvent]:
         """Open the Watch stream."""
 
 

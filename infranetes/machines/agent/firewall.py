@@ -15,12 +15,6 @@ class FirewallClient(AgentCalls):
     """The part of AgentClient for the firewall."""
 
     async def set_firewall(self, firewall: PodFirewall, tunnel_port: int = 0) -> None:
-        """Put a firewall in force in the VM. Idempotent.
-
-        :param tunnel_port: the port of the tunnel to the node, which filters its traffic; 0: no tunnel.
-        :raise NotOffered: the agent does not have the VM to itself, or lacks the call.
-        :raise Unavailable: the firewall is not in force; the former one still is.
-        """
         request = vmserver.SetFirewallRequest(
             ingress=await self._way(firewall.ingress),
             egress=await self._way(firewall.egress),

@@ -25,10 +25,6 @@ class LayerClient(AgentCalls):
     All calls raise NotOffered if the VM takes only whole images (`load_image`)."""
 
     async def layers(self, diff_ids: Sequence[str]) -> list[vmserver.LayerState]:
-        """Ask how much of each layer the VM has; return one state for each, in the same order.
-
-        :raise InvalidArgument: the agent answers for other layers, or with an invalid digest.
-        """
         request = vmserver.ListLayersRequest(diff_ids=diff_ids)
         answer = await self._call(self._stub.ListLayers(request, timeout=LIST_SECONDS))
         if [one.diff_id for one in answer.layers] != list(diff_ids):
@@ -43,23 +39,10 @@ class LayerClient(AgentCalls):
         return list(checks.clamped(answer).layers)
 
     async def mount_layers(self, disks: Sequence[vmserver.LayerDisk]) -> None:
-        """Mount layers that the hypervisor shows as disks.
-
-        :raise Unavailable: a disk does not appear in the VM.
-        :raise FailedPrecondition: a disk does not hold a layer.
-        """
         request = vmserver.MountLayersRequest(disks=disks)
         await self._call(self._stub.MountLayers(request, timeout=MOUNT_SECONDS))
 
     async def put_layer(self, header: vmserver.PutLayerHeader, data: AsyncIterator[bytes]) -> None:
-        """Send a layer to the VM. `data` begins at the header's offset, and is closed in the end.
-
-        :raise OutOfRange: the VM has less than the offset: ask `layers`, and begin there or at 0.
-        :raise DataLoss: the data does not match the header; the VM has deleted it.
-        :raise ResourceExhausted: the VM's disk is full; the VM has deleted what had arrived.
-        :raise Unavailable: the connection is lost (the VM keeps what has arrived), or a newer call took over.
-        """
-
         async def requests() -> AsyncIterator[vmserver.PutLayerRequest]:
             yield vmserver.PutLayerRequest(header=header)
             async for piece in data:
@@ -70,18 +53,11 @@ class LayerClient(AgentCalls):
             await self._call(self._stub.PutLayer(requests(), timeout=PUT_SECONDS))
 
     async def remove_layers(self, diff_ids: Sequence[str]) -> None:
-        """Have the VM remove these layers and all others that it has, except those that its images need."""
         request = vmserver.RemoveLayersRequest(diff_ids=diff_ids, unneeded=True)
         await self._call(self._stub.RemoveLayers(request, timeout=MOUNT_SECONDS))
 
     async def add_image(
         self, image_id: str, configuration: bytes, disks: Sequence[vmserver.LayerDisk] = ()
     ) -> None:
-        """Make an image from layers that the VM has and from `disks`, which are mounted first.
-
-        :raise Unavailable: a disk does not appear in the VM.
-        :raise FailedPrecondition: the VM lacks a layer, or a disk does not hold one.
-        :raise DataLoss: a layer was damaged, and is deleted.
-        """
         request = vmserver.AddImageRequest(image_id=image_id, configuration=configuration, disks=disks)
         await self._call(self._stub.AddImage(request, timeout=ADD_SECONDS))

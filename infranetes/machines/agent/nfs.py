@@ -19,11 +19,6 @@ class NfsClient(AgentCalls):
     """The part of AgentClient for NFS."""
 
     async def mount_nfs(self, container_id: str, mount: NfsMount) -> str:
-        """Mount an export for a container that is created next; return the volume's id. Idempotent.
-
-        :raise DeadlineExceeded: the server does not answer.
-        :raise FailedPrecondition: the server can't be reached or refuses, or the VM's kernel can't mount it.
-        :raise NotOffered: the VM is not a pod's alone, or its agent lacks the call."""
         request = vmserver.MountNfsRequest(
             container_id=container_id, source=mount.source, options=mount.options
         )
@@ -35,10 +30,5 @@ class NfsClient(AgentCalls):
         return answer.id
 
     async def unmount_nfs(self, within: int) -> None:
-        """Flush pending writes and unmount all exports. Idempotent.
-
-        :param within: how many seconds the agent waits for servers.
-        :raise DeadlineExceeded: a server did not take the pending writes in time.
-        :raise FailedPrecondition: they could not be flushed for another reason."""
         request = vmserver.UnmountNfsRequest(seconds=within)
         await self._call(self._stub.UnmountNfs(request, timeout=within + _MARGIN_SECONDS))

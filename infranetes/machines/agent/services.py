@@ -17,11 +17,6 @@ class ServiceClient(AgentCalls):
     async def service_rules(
         self, updates: AsyncIterator[vmserver.ServiceRulesUpdate]
     ) -> AsyncGenerator[vmserver.ServiceRulesState, None]:
-        """Send updates; yield the state in force when the call begins and after each update.
-
-        :raise NotOffered: the VM has no service proxy.
-        :raise Unavailable: its tables can't be changed, a newer call took over, or the connection is lost.
-        """
         call = self._stub.ServiceRules(timeout=None)
 
         async def send() -> None:
@@ -39,11 +34,5 @@ class ServiceClient(AgentCalls):
     async def service_report(
         self, key: vmserver.ServiceKey | None, within: float
     ) -> vmserver.ServiceReportResponse:
-        """Ask for the state of the VM's service proxy.
-
-        :param key: a destination; the report then has the proxy's verdict on connections to it.
-
-        :raise NotOffered: the VM has no service proxy.
-        """
         request = vmserver.ServiceReportRequest(key=key)
         return checks.clamped(await self._call(self._stub.ServiceReport(request, timeout=within)))

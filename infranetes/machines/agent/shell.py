@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from infranetes.machines.agent import limits
-from infranetes.machines.agent.calls import AgentCalls, SessionCall
+from infranetes.machines.agent.calls import AgentCalls
+from infranetes.machines.sessions import SessionCall
 from infranetes_common.errors import InfranetesError
 from infranetes_common.wire import vmserver
 
@@ -15,15 +16,11 @@ class ShellClient(AgentCalls):
     """The part of `AgentClient` that opens shells."""
 
     def shell(self) -> SessionCall:
-        """Begin Shell: `send` its start, then its input, and read `shell_output`. It fails with GrpcError."""
         call = self._stub.Shell(timeout=None)
         call.receive_ahead(limits.STREAM_AHEAD_BYTES)
         return call
 
     async def shell_output(self, call: SessionCall) -> AsyncGenerator[vmserver.SessionOutput, None]:
-        """Read a shell's output, and its exit code, 0 to 255, as the last. The call ends with this generator.
-
-        :raise NotOffered: the agent has no shell."""
         messages = self._streamed(call)
         try:
             async for message in messages:

@@ -17,28 +17,14 @@ class SizeClient(AgentCalls):
     """The part of AgentClient for the VM's size."""
 
     async def release_memory(self, ranges: Sequence[MemoryRange], seconds: float) -> None:
-        """Have the guest take memory out of use, all or none.
-
-        Memory that is still there after `seconds` is used again.
-
-        :raise FailedPrecondition: processes need the memory, or the guest can't move its contents.
-        :raise DeadlineExceeded: it takes longer than `seconds`.
-        :raise NotOffered: the agent does not have the VM to itself, or lacks the call.
-        """
         request = vmserver.ReleaseMemoryRequest(ranges=_said(ranges), seconds=seconds)
         await self._call(self._stub.ReleaseMemory(request, timeout=seconds + _MARGIN_SECONDS))
 
     async def restore_memory(self, ranges: Sequence[MemoryRange]) -> None:
-        """Have the guest use memory again. Idempotent. Raises as `release_memory` does."""
         request = vmserver.RestoreMemoryRequest(ranges=_said(ranges))
         await self._call(self._stub.RestoreMemory(request, timeout=_RESTORE_SECONDS))
 
     async def use_processors(self, count: int) -> None:
-        """Have the guest use `count` processors, or all if it has fewer. Idempotent.
-
-        :raise FailedPrecondition: the guest can't do that.
-        :raise NotOffered: as `release_memory`.
-        """
         request = vmserver.UseProcessorsRequest(count=count)
         await self._call(self._stub.UseProcessors(request, timeout=_RESTORE_SECONDS))
 

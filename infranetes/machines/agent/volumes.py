@@ -31,11 +31,6 @@ class VolumeClient(AgentCalls):
         size_limit: int = 0,
         huge_page_size: int = 0,
     ) -> None:
-        """Make the volume if it does not exist, and apply `changes` in their order.
-
-        :param size_limit: the bytes that a directory in memory may take; 0: no limit.
-        :param huge_page_size: the bytes of the huge pages that hold its files; 0: ordinary pages."""
-
         async def requests() -> AsyncIterator[vmserver.PutVolumeRequest]:
             header = vmserver.VolumeHeader(
                 id=id,
@@ -52,9 +47,6 @@ class VolumeClient(AgentCalls):
         await self._call(self._stub.PutVolume(requests(), timeout=VOLUME_SECONDS))
 
     async def list_volume(self, id: str, bounds: Bounds) -> Manifest:
-        """Return everything in a volume, by path.
-
-        :raise NotFound: there is no such volume. :raise ResourceExhausted: it exceeds `bounds`."""
         found: Manifest = {}
         size = path_bytes = 0
         request = vmserver.ListVolumeRequest(id=id, bounds=_bounds(bounds))
@@ -80,9 +72,6 @@ class VolumeClient(AgentCalls):
         return found
 
     async def read_volume(self, id: str, entries: Iterable[Entry]) -> AsyncGenerator[Change, None]:
-        """Yield these entries with their content.
-
-        :raise InvalidArgument: the agent sends something else."""
         wanted = list(entries)
         request = vmserver.ReadVolumeRequest(id=id)
         for page in pages(wanted):  # their number is up to the agent
@@ -101,19 +90,14 @@ class VolumeClient(AgentCalls):
             yield change
 
     async def watch_volumes(self, ids: Sequence[str], bounds: Bounds) -> AsyncGenerator[str, None]:
-        """Yield each id once, then whenever something in that volume has changed.
-
-        `aclose()` ends the call."""
         request = vmserver.WatchVolumesRequest(ids=ids, bounds=_bounds(bounds))
         async for event in self._streamed(self._stub.WatchVolumes(request, timeout=None)):
             yield event.id
 
     async def remove_volume(self, id: str) -> None:
-        """Remove a volume. Does nothing if it is unknown."""
         await self._call(self._stub.RemoveVolume(vmserver.RemoveVolumeRequest(id=id), timeout=30.0))
 
     async def measure_volumes(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the bytes that volumes take on the VM's disk, by id, without those not measured yet."""
         request = vmserver.MeasureVolumesRequest(ids=ids)
         answer = await self._call(self._stub.MeasureVolumes(request, timeout=MEASURE_SECONDS))
         wanted = set(ids)

@@ -7,8 +7,8 @@ from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
 from infranetes.images import Image
-from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.ids import new_id
+from infranetes.machines.interface import IAgent
 from infranetes.pods.containers import node_files, user_namespaces
 from infranetes.pods.images.image_loads import load_image
 from infranetes.pods.images.removal import remove_unused_later
@@ -100,7 +100,7 @@ class ContainerCreation:
 
     async def _create_or_undo(self, container: Container, image: Image) -> None:
         sandbox = container.sandbox
-        asked: AgentClient | None = None
+        asked: IAgent | None = None
         try:
             await self._node.store.put_container(container.record)
             config = await self._with_profiles(container.config)
@@ -146,7 +146,7 @@ class ContainerCreation:
             config = apparmor.with_profile(config, name, text)
         return config
 
-    async def _undo(self, container: Container, asked: AgentClient | None) -> None:
+    async def _undo(self, container: Container, asked: IAgent | None) -> None:
         """Remove what exists of the container.
 
         :param asked: the agent that has been asked for something of the container's; None: none has.

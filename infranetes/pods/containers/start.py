@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from twisted.logger import Logger
 
-from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.interface import IAgent
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Container
 from infranetes.pods.store.states import ContainerState
@@ -55,13 +55,13 @@ async def wait_started(container: Container) -> None:
         await container.starting.wait()
 
 
-async def _start_noted(node: NodeContext, container: Container, agent: AgentClient) -> None:
+async def _start_noted(node: NodeContext, container: Container, agent: IAgent) -> None:
     timeline, name = container.sandbox.timeline, container.config.metadata.name
     with timeline.step("the container is started", container=name):
         await _start(node, container, agent)
 
 
-async def _start(node: NodeContext, container: Container, agent: AgentClient) -> None:
+async def _start(node: NodeContext, container: Container, agent: IAgent) -> None:
     container.starting = over = Event[None]()
     container.requested_at = node.clock.seconds()
     try:
@@ -97,9 +97,7 @@ async def _start(node: NodeContext, container: Container, agent: AgentClient) ->
         over.succeed(None)
 
 
-async def _record_failed_start(
-    node: NodeContext, container: Container, agent: AgentClient, message: str
-) -> None:
+async def _record_failed_start(node: NodeContext, container: Container, agent: IAgent, message: str) -> None:
     """Make sure that a container whose start failed does not run, and record its end.
     If the agent does not answer nothing is recorded: the container may run."""
     try:

@@ -14,8 +14,8 @@ from twisted.internet.interfaces import IReactorTime
 from infranetes.firewalls.agent_ports import AgentPorts
 from infranetes.identity.authority import Authority
 from infranetes.images import Image, LayerDisk
-from infranetes.machines.agent.client import Connect
 from infranetes.machines.context import NodeNames, ServiceRules
+from infranetes.machines.interface import Connect
 from infranetes.observer import NULL_OBSERVER, Observer
 from infranetes.pods.node import apparmor
 from infranetes.pods.node.handler_config import DOCKER, MACHINE

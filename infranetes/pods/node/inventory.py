@@ -23,8 +23,8 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFou
 from infranetes_common.wire import cri, vmserver
 
 if TYPE_CHECKING:
-    from infranetes.machines.agent.client import AgentClient
     from infranetes.machines.agent.container_watch import ContainerWatch
+    from infranetes.machines.interface import IAgent
     from infranetes.machines.pod_machine import PodMachine
     from infranetes.machines.timeline import Timeline
     from infranetes.pods.node.logs import Pump
@@ -177,7 +177,7 @@ class Sandbox:
         return self.awaited_until
 
     @property
-    def client(self) -> AgentClient | None:
+    def client(self) -> IAgent | None:
         """The client of its VM's agent, or None."""
         return self.machine.client
 
@@ -222,7 +222,7 @@ class Sandbox:
         of_agent = self.watch.trouble if self.watch is not None else ""
         return self.record.message or self.interrupted or self.failure or of_agent
 
-    def agent(self) -> AgentClient:
+    def agent(self) -> IAgent:
         """Return the client of its VM's agent. :raise FailedPrecondition: the sandbox is not ready."""
         if self.state is not SandboxState.READY or self.client is None:
             raise FailedPrecondition(f"sandbox {self.id} is not ready: it is {self.state.value}")

@@ -11,8 +11,8 @@ from twisted.internet.interfaces import IReactorTime
 
 from infranetes.firewalls.agent_ports import AgentPorts
 from infranetes.identity.authority import Authority
-from infranetes.machines.agent.client import AgentClient, Connect
 from infranetes.machines.context import NodeNames, ServiceRules
+from infranetes.machines.interface import Connect, IAgent
 from infranetes.observer import Observer
 from infranetes.overlay.overlay import Overlay
 from infranetes.pods.node.handler_config import CNI
@@ -100,7 +100,7 @@ class ProviderSide:
         """Remove what leads to the VM with this id: its address may become another VM's."""
         await self._node.features.address_released(id)
 
-    def connect(self, sandbox_id: str, host: str, port: int) -> AgentClient:
+    def connect(self, sandbox_id: str, host: str, port: int) -> IAgent:
         """Make a client of a VM's agent, to which the node forwards nothing from now on."""
         ports = self._node.agent_ports
         if ports is not None and not self._on_own_bridge(sandbox_id):

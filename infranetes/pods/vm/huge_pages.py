@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.interface import IAgent
 from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes.pods.store.states import ALIVE, ContainerState
 from infranetes_common.errors import FailedPrecondition
@@ -18,7 +18,7 @@ from infranetes_common.wire import cri
 _ASKING = ALIVE | {ContainerState.CREATING}
 
 
-async def check_huge_pages(agent: AgentClient, sizes: Iterable[int]) -> None:
+async def check_huge_pages(agent: IAgent, sizes: Iterable[int]) -> None:
     """Check that a VM can have huge pages of these sizes in bytes. :raise FailedPrecondition: it can't."""
     there = (await agent.info()).huge_page_sizes
     for size in sorted(set(sizes).difference(there)):

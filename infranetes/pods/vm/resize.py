@@ -15,7 +15,7 @@ import attrs
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.interface import IAgent
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes.pods.store.states import ALIVE, SandboxState
@@ -232,7 +232,7 @@ class _Guest:
         await _agent(self._sandbox).use_processors(count)
 
 
-def _agent(sandbox: Sandbox) -> AgentClient:
+def _agent(sandbox: Sandbox) -> IAgent:
     if sandbox.client is None:
         raise Unavailable(f"the agent of sandbox {sandbox.id} is no longer connected")
     return sandbox.client

@@ -25,9 +25,9 @@ from infranetes.hostports.table import HostPortTable, elements
 from infranetes.identity.authority import Authority
 from infranetes.identity.certificates import Signed
 from infranetes.images import Image, LayerDisk
-from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.context import NodeNames, ServiceRules
+from infranetes.machines.interface import IAgent
 from infranetes.machines.pod_machine import PodMachine
 from infranetes.machines.pool import Pool
 from infranetes.machines.pool_config import PoolConfig
@@ -339,7 +339,7 @@ class FakeServices:
     def status(self) -> Mapping[str, object]:
         return {"rules": 7}
 
-    def sender(self, agent: AgentClient) -> FakeSender:
+    def sender(self, agent: IAgent) -> FakeSender:
         self.senders.append(FakeSender())
         return self.senders[-1]
 
@@ -412,7 +412,7 @@ class FakeNode:
             cast(IPodProvider, self.provider),
             self.images,
             cast(Authority, FakeAuthority(self.clock)),
-            lambda sandbox_id, host, port: cast(AgentClient, self.agents[sandbox_id]),
+            lambda sandbox_id, host, port: cast(IAgent, self.agents[sandbox_id]),
             cast(Logs, self.logs),
             NodeNames("c", "n"),
             self.times,

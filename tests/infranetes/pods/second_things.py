@@ -15,7 +15,7 @@ from typing import Any
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.python.failure import Failure
 
-from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.interface import IAgent
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.pool_record import PoolState
 from infranetes.pods.features.host_ports import ports_in_force
@@ -118,7 +118,7 @@ class AttachedVolumes(PodFeature):
 class Services(FakeServices):
     """Services of which each VM is told at once."""
 
-    def sender(self, agent: AgentClient) -> FakeSender:
+    def sender(self, agent: IAgent) -> FakeSender:
         sender = super().sender(agent)
         sender.told.succeed(None)
         return sender

@@ -11,12 +11,14 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import UNIXClientEndpoint, UNIXServerEndpoint
 from twisted.trial import unittest
+from zope.interface.verify import verifyObject
 
 from infranetes.identity.authority import Authority
 from infranetes.machines.agent import limits
 from infranetes.machines.agent.calls import CHUNK_BYTES
 from infranetes.machines.agent.client import AgentClient, connector
 from infranetes.machines.agent.screen import AgentScreen
+from infranetes.machines.interface import IAgent
 from infranetes_common import errors
 from infranetes_common.errors import (
     FailedPrecondition,
@@ -90,6 +92,9 @@ class ClientTests(unittest.TestCase):
             return str(error)
         self.fail("not refused")
         return ""
+
+    def test_it_is_an_agent(self) -> None:
+        verifyObject(IAgent, self.client)
 
     async def archive(self, size: int, closed: list[bool]) -> AsyncIterator[bytes]:
         try:

@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.machines import interface
 from infranetes.machines.agent import client, disks, firewall, layers, limits, nfs, size, volumes
 from infranetes.machines.agent.calls import CHUNK_BYTES, closing
 from infranetes.machines.agent.client import AgentClient
@@ -129,13 +130,13 @@ class UnaryTests(RequestCase):
 
     def test_the_machine(self) -> None:
         one = self.client
-        for seconds in (client.CALL_SECONDS, 3.0):
+        for seconds in (interface.CALL_SECONDS, 3.0):
             self.asked(one.info(seconds), "Info", vmserver.InfoRequest(), seconds)
             self.asked(one.new_key(seconds), "NewKey", vmserver.NewKeyRequest(), seconds)
             self.asked(one.rekey("pem", seconds), "Rekey", vmserver.RekeyRequest(certificate="pem"), seconds)
             self.asked(one.stats(seconds), "Stats", vmserver.StatsRequest(), seconds)
         config, dns = cri.PodSandboxConfig(hostname="web"), cri.DNSConfig(servers=["192.0.2.1"])
-        for provider, seconds in (("", client.CALL_SECONDS), ("oci", client.ENGINE_SECONDS)):
+        for provider, seconds in (("", interface.CALL_SECONDS), ("oci", client.ENGINE_SECONDS)):
             configured = vmserver.ConfigureSandboxRequest(
                 config=config, node_dns=dns, container_provider=provider
             )
@@ -180,7 +181,7 @@ class UnaryTests(RequestCase):
                 one.stop("c1", 8),
                 "StopContainer",
                 vmserver.StopContainerRequest(id="c1", grace_seconds=8),
-                8 + client.CALL_SECONDS,
+                8 + interface.CALL_SECONDS,
             ),
             (
                 one.stop("c1", 8, within=2.0),
@@ -192,12 +193,12 @@ class UnaryTests(RequestCase):
                 one.update("c1", limited),
                 "UpdateContainer",
                 vmserver.UpdateContainerRequest(id="c1", resources=limited),
-                client.CALL_SECONDS,
+                interface.CALL_SECONDS,
             ),
         ):
             self.channel.answers[rpc] = METHODS[rpc].response_class(state=state)
             self.assertEqual(self.asked(call, rpc, request, seconds), state)
-        for seconds in (client.CALL_SECONDS, 2.0):
+        for seconds in (interface.CALL_SECONDS, 2.0):
             removed = vmserver.RemoveContainerRequest(id="c1")
             self.asked(one.remove("c1", seconds), "RemoveContainer", removed, seconds)
 
@@ -213,15 +214,15 @@ class UnaryTests(RequestCase):
         one = self.client
         self.channel.answers["ListImages"] = vmserver.ListImagesResponse(image_ids=["b", "a", "b"])
         listed = vmserver.ListImagesRequest()
-        self.assertEqual(self.asked(one.images(), "ListImages", listed, client.CALL_SECONDS), {"a", "b"})
+        self.assertEqual(self.asked(one.images(), "ListImages", listed, interface.CALL_SECONDS), {"a", "b"})
         self.channel.answers["MissingLayers"] = vmserver.MissingLayersResponse(present=1)
         missing = vmserver.MissingLayersRequest(diff_ids=["a", "b"])
         call = one.missing_layers(["a", "b"])
-        self.assertEqual(self.asked(call, "MissingLayers", missing, client.CALL_SECONDS), 1)
+        self.assertEqual(self.asked(call, "MissingLayers", missing, interface.CALL_SECONDS), 1)
         fetched = vmserver.FetchImageRequest(image_id="i", url="https://localhost/")
         self.asked(one.fetch_image("i", "https://localhost/"), "FetchImage", fetched, client.LOAD_SECONDS)
         removed = vmserver.RemoveImageRequest(image_id="i")
-        self.asked(one.remove_image("i"), "RemoveImage", removed, client.CALL_SECONDS)
+        self.asked(one.remove_image("i"), "RemoveImage", removed, interface.CALL_SECONDS)
 
     def test_layers(self) -> None:
         one, shown = self.client, [vmserver.LayerDisk(diff_id="a", target=1, lun=2)]
@@ -255,9 +256,9 @@ class UnaryTests(RequestCase):
         synced = vmserver.SyncDiskRequest(serial="d1")
         self.asked(one.sync_disk("d1"), "SyncDisk", synced, disks.SYNC_SECONDS)
         unmounted = vmserver.UnmountDiskRequest(serial="d1")
-        for seconds in (disks.UNMOUNT_SECONDS, 3.0):
+        for seconds in (interface.UNMOUNT_SECONDS, 3.0):
             self.asked(one.unmount_disk("d1", seconds), "UnmountDisk", unmounted, seconds)
-        self.asked(one.unmount_disk("d1"), "UnmountDisk", unmounted, disks.UNMOUNT_SECONDS)
+        self.asked(one.unmount_disk("d1"), "UnmountDisk", unmounted, interface.UNMOUNT_SECONDS)
         for grow, seconds in ((False, disks.USAGE_SECONDS), (True, disks.MOUNT_SECONDS)):
             measured = vmserver.DiskUsageRequest(serial="d1", grow=grow)
             self.asked(one.disk_usage("d1", grow=grow), "DiskUsage", measured, seconds)
