@@ -13,12 +13,17 @@ A daemon that follows one which was killed finds the same state: it is the hyper
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import Attribute, Interface
+
+if TYPE_CHECKING:
+    from infranetes.providers.machine_images import Cd
+    from infranetes_common.identity import Network
 
 
 class GuestState(enum.Enum):
@@ -102,6 +107,18 @@ class IHypervisor(Interface):
         """Let a PREPARED VM execute. Idempotent: one that runs, or has ended, is left as it is.
 
         :raise Unavailable: the hypervisor does not answer."""
+
+    def network() -> Deferred[Network]:
+        """Return the network that the VM's card is to have, which the guest learns by DHCP or by its CDs."""
+
+    def insert_cds(cds: Sequence[Cd]) -> Deferred[None]:
+        """Put CDs into the VM's drives, in the place of those that are there; drives beyond are emptied.
+
+        Idempotent by content. A guest that executes notices a change when it looks.
+
+        :param cds: at most `machine_images.DRIVES`. :raise InvalidArgument: more, or what no CD can hold.
+        :raise ResourceExhausted: the node has no room for them; those before are still there.
+        :raise Unavailable: the hypervisor does not answer, or the VM does not run."""
 
     def press_power_button() -> Deferred[None]:
         """Ask the guest by ACPI to power off, which it may ignore. Idempotent.

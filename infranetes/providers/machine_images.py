@@ -99,7 +99,7 @@ class Cd:
 
 
 class GuestConfiguration(Protocol):
-    """What a guest is told of itself by CDs, once its network is known."""
+    """What a guest is told of itself, by CDs (`hypervisor.IHypervisor.insert_cds`)."""
 
     def cds(self, network: Network) -> tuple[Cd, ...]:
         """Return the CDs. :param network: what the VM's card is to have."""
@@ -125,4 +125,6 @@ class ImageBoot:
     # A volume that is the root, and stays when the VM ends; None: the root is a copy, which goes with the VM.
     root: BootDisk | None = None
     disks: tuple[BootDisk, ...] = ()
-    configuration: GuestConfiguration | None = None  # None: no CDs
+
+
+DRIVES = 2  # for configuration CDs, which every VM has, empty at first
