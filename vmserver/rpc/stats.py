@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from infranetes_common.concurrency import Flight, run_in_thread
+from infranetes_common.machine_usage import cards
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
 from infranetes_common.wire.vmserver_rpcs import AgentStatsRpcs
@@ -49,7 +50,7 @@ class StatsCalls(AgentStatsRpcs):
             response.machine.CopyFrom(machine.usage(files))
             response.machine.processes = sum(usage.processes for usage in running)
             response.machine.threads = sum(usage.threads for usage in running)
-            response.cards.extend(machine.cards(files))
+            response.cards.extend(cards(files))
         else:
             response.machine.CopyFrom(family.total(running))
         self._rates.put(MACHINE, response.machine)

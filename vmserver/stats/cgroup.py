@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from infranetes_common.wire import cri
+from infranetes_common.machine_usage import MAX_FILE, first_lines, flat, number, pressure
 from infranetes_common.wire import vmserver as messages
 
 FILES = (
@@ -30,10 +30,7 @@ FILES = (
     "pids.max",
     "cgroup.procs",
 )
-MAX_FILE = 1024 * 1024  # the most bytes read of one file
-MAX_LINES = 4096  # the most of them that are looked at
 MAX_DISKS = 64
-MAX_NUMBER = 2**53  # microseconds: 285 years of processor; bytes: 8 PiB
 
 
 def read(directory: Path) -> dict[str, str]:
@@ -137,47 +134,3 @@ def _disk(line: str) -> messages.Disk | None:
         reads=found.get("rios", 0),
         writes=found.get("wios", 0),
     )
-
-
-def first_lines(text: str, most: int = MAX_LINES) -> list[str]:
-    """Return the first lines of a text: a container may have the kernel write many into some files."""
-    return text.split("\n", most)[:most]
-
-
-def flat(text: str) -> dict[str, int]:
-    """Parse lines of the form ``NAME NUMBER``; others are ignored."""
-    found = {}
-    for line in first_lines(text):
-        name, _, value = line.partition(" ")
-        if value.strip().isdecimal():
-            found[name] = number(value)
-    return found
-
-
-def number(text: str) -> int:
-    """Parse a file that is one number; 0 for ``max`` and anything else."""
-    text = text.strip()
-    return min(int(text), MAX_NUMBER) if text.isdecimal() else 0
-
-
-def pressure(text: str) -> cri.PsiStats | None:
-    """Parse a PSI file, whose lines are ``some avg10=0.00 avg60=0.00 avg300=0.00 total=0`` and the same for
-    ``full``; None if the kernel does not keep it."""
-    result = cri.PsiStats()
-    for line in first_lines(text, 2):
-        kind, *pairs = line.split() or [""]
-        found = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-        try:
-            data = cri.PsiData(
-                Total=number(found["total"]),
-                Avg10=float(found["avg10"]),
-                Avg60=float(found["avg60"]),
-                Avg300=float(found["avg300"]),
-            )
-        except (KeyError, ValueError):
-            continue
-        if kind == "some":
-            result.Some.CopyFrom(data)
-        elif kind == "full":
-            result.Full.CopyFrom(data)
-    return result if result.HasField("Some") or result.HasField("Full") else None

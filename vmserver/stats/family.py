@@ -10,9 +10,9 @@ import os
 import time
 from collections.abc import Iterable
 
+from infranetes_common.machine_usage import flat
 from infranetes_common.processes import family
 from infranetes_common.wire import vmserver as messages
-from vmserver.stats.cgroup import flat
 
 _TICK_NANOS = 10**9 // os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")

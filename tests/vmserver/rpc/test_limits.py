@@ -14,6 +14,7 @@ from infranetes.pods.containers.containers import MAX_EXEC_OUTPUT
 from infranetes_common.filesync.manifest import DIRECTORY, FILE, MAX_PATH, SYMLINK, Entry
 from infranetes_common.filesync.scan import CHUNK_BYTES
 from infranetes_common.filesync.wire import pages, to_wire
+from infranetes_common.machine_usage import MAX_CARDS
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from txgrpc.service import Method
@@ -21,7 +22,6 @@ from vmserver import validate
 from vmserver.containers.log_lines import TEXT_BYTES
 from vmserver.rpc import bounds, sessions
 from vmserver.rpc.layers import MAX_SIZE
-from vmserver.stats.machine import MAX_CARDS
 
 MOST = 2**63 - 1
 METHODS = {one.name: Method.from_descriptor(one) for one in messages.Agent.methods}

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes_common.machine_usage import MAX_FILE
 from vmserver.stats import cgroup, container
 
 # From a container of 64 MiB on Debian 12 (Linux 6.1), shortened.
@@ -110,8 +111,8 @@ class ReadTests(SynchronousTestCase):
         self.assertNotIn("memory.stat", cgroup.read(self.group))
 
     def test_a_file_without_end_is_cut(self) -> None:
-        (self.group / "cgroup.procs").write_text("1\n" * cgroup.MAX_FILE)
-        self.assertLessEqual(len(cgroup.read(self.group)["cgroup.procs"]), cgroup.MAX_FILE + 65536)
+        (self.group / "cgroup.procs").write_text("1\n" * MAX_FILE)
+        self.assertLessEqual(len(cgroup.read(self.group)["cgroup.procs"]), MAX_FILE + 65536)
 
     def test_a_process_in_a_group_of_another_name_is_not_the_container(self) -> None:
         self.patch(cgroup, "of_process", lambda pid: "system.slice/docker-abc.scope")

@@ -3,82 +3,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from twisted.trial.unittest import SynchronousTestCase
 
-from tests.support.peak import peak
 from vmserver.stats import machine
-
-SAMPLE = {
-    "stat": "cpu  1000 200 300 40000 50 6 7 80 0 0\ncpu0 1000 200 300 40000 50 6 7 80 0 0\nintr 5\n",
-    "meminfo": "MemTotal:         524288 kB\nMemFree:          262144 kB\nMemAvailable:     400000 kB\n"
-    "Cached:           102400 kB\nActive(file):      20480 kB\nInactive(file):    51200 kB\n"
-    "AnonPages:         61440 kB\nMapped:            10240 kB\nSlab:               2048 kB\n"
-    "KernelStack:        1024 kB\nPageTables:         1024 kB\nSwapTotal:             0 kB\n"
-    "SwapFree:              0 kB\nHugePages_Total:       0\n",
-    "vmstat": "pgfault 4321\npgmajfault 21\noom_kill 1\n",
-    "net/dev": "Inter-|   Receive                                                |  Transmit\n"
-    " face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls"
-    " carrier compressed\n"
-    "    lo:     100       1    0    0    0     0          0         0      100       1    0    0    0     0"
-    "       0          0\n"
-    "  ens5:       5       1    0    0    0     0          0         0        6       1    0    0    0     0"
-    "       0          0\n"
-    "  ens4:123456789    1000    3    4    0     0          0         0 98765432     900    5    6    0     0"
-    "       0          0\n"
-    "docker0:      7       1    0    0    0     0          0         0        8       1    0    0    0     0"
-    "       0          0\n",
-    "net/route": "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n"
-    "ens5\t0000550A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"
-    "ens4\t00000000\t0100550A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n",
-    "pressure/cpu": "some avg10=0.50 avg60=0.00 avg300=0.00 total=99\n",
-}
 
 
 class MachineTests(SynchronousTestCase):
-    """The content of files."""
-
-    def test_processors_and_memory(self) -> None:
-        usage = machine.usage(SAMPLE)
-        self.assertEqual(usage.cpu.user_nanos, 12 * 10**9)
-        self.assertEqual(usage.cpu.system_nanos, 3_130_000_000)
-        self.assertEqual(usage.cpu.total_nanos, 15_130_000_000)
-        memory = usage.memory
-        self.assertEqual((memory.limit, memory.usage, memory.working_set), (512 << 20, 256 << 20, 206 << 20))
-        self.assertEqual((memory.rss, memory.cache, memory.kernel), (60 << 20, 100 << 20, 4 << 20))
-        self.assertEqual((memory.page_faults, memory.major_page_faults, memory.oom_kills), (4321, 21, 1))
-        self.assertFalse(memory.HasField("swap_limit"))
-        self.assertEqual(usage.cpu_pressure.Some.Total, 99)
-
-    def test_files_of_any_length_take_no_more_memory_than_they_are(self) -> None:
-        """Containers may have the kernel list many cards and routes."""
-        size = 4 << 20
-        cards = "card: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n"
-        for line in ("\n", "a b\n", cards):
-            text = line * (size // len(line))
-            for parse, name in ((machine.cards, "net/dev"), (machine.cards, "net/route"),
-                                (machine.usage, "meminfo"), (machine.usage, "vmstat"),
-                                (machine.usage, "pressure/io")):  # fmt: skip
-                self.assertLess(peak(partial(parse, {name: text})), 3 * size, (name, line))
-        self.assertEqual(len(machine.cards({"net/dev": text})), machine.MAX_CARDS)
-
-    def test_the_pods_card_comes_first_and_inner_interfaces_are_left_out(self) -> None:
-        first, second = machine.cards(SAMPLE)
-        self.assertEqual((first.name, second.name), ("ens4", "ens5"))
-        self.assertEqual(
-            (first.received_bytes, first.received_packets, first.receive_errors, first.receive_drops),
-            (123456789, 1000, 3, 4),
-        )
-        self.assertEqual(
-            (first.sent_bytes, first.sent_packets, first.send_errors, first.send_drops), (98765432, 900, 5, 6)
-        )
-
-    def test_without_files_there_are_no_figures_and_no_failure(self) -> None:
-        usage = machine.usage({})
-        self.assertEqual((usage.cpu.total_nanos, usage.memory.limit), (0, 0))
-        self.assertEqual(machine.cards({}), [])
-
     def test_this_machine_has_figures(self) -> None:
         usage = machine.usage(machine.read())
         self.assertGreater(usage.cpu.total_nanos, 0)
