@@ -59,7 +59,8 @@ class Image:
 class Record:
     """An image as in the file.
 
-    :ivar unpacked: the size of each uncompressed layer in bytes.
+    :ivar unpacked: the size of each uncompressed layer in bytes. An artifact that is a disk has neither these
+        nor diff ids.
     """
 
     manifest: Manifest
@@ -71,11 +72,14 @@ class Record:
 
     @property
     def id(self) -> str:
-        return self.manifest.config_digest
+        """Its configuration's digest. Of disks, the manifest's: most of them have one configuration, {}."""
+        return self.manifest.digest if self.manifest.disk else self.manifest.config_digest
 
     @property
     def verified(self) -> dict[tuple[str, str], int]:
         """Unpacked sizes by (layer digest, diff id); these pairs were checked to belong together."""
+        if self.manifest.disk:
+            return {}
         pairs = zip(self.manifest.layers, self.diff_ids, self.unpacked, strict=True)
         return {(layer.digest, diff_id): size for layer, diff_id, size in pairs}
 

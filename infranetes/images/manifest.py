@@ -56,12 +56,16 @@ class Layer:
 
 @attrs.frozen
 class Manifest:
-    """The image for one platform; the lowest layer comes first."""
+    """The image for one platform; the lowest layer comes first.
+
+    :ivar disk: it is no container image, but an artifact whose one layer is the file of a machine's disk.
+    """
 
     digest: str
     config_digest: str
     config_size: int
     layers: tuple[Layer, ...]
+    disk: bool = False
 
     @property
     def blobs(self) -> dict[str, int]:
@@ -103,10 +107,10 @@ def digest_of(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
-def read(data: bytes, platform: str, where: str) -> Manifest | str:
+def read(data: bytes, platform: str, where: str, *, disks: bool = False) -> Manifest | str:
     """Parse a manifest; of an index, return the digest of the manifest for `platform`.
 
-    :param where: the image's name, for messages.
+    :param where: the image's name, for messages. :param disks: take artifacts that may be machines' disks.
     :raise FailedPrecondition: it is not an image that can be run here.
     :raise NotFound: the index has nothing for the platform.
     """
@@ -120,7 +124,7 @@ def read(data: bytes, platform: str, where: str) -> Manifest | str:
         return _choose(document, platform, where)
     if media_type not in _MANIFESTS and not (media_type is None and "layers" in document):
         raise _garbage(where, f"its manifest is of an unknown kind ({str(media_type)[:80]!r})")
-    return _manifest(document, digest_of(data), where)
+    return _manifest(document, digest_of(data), where, disks)
 
 
 def outline(data: bytes, where: str) -> tuple[str, tuple[str, ...]]:
@@ -170,21 +174,26 @@ def require_platform(config: Config, platform: str, where: str) -> None:
             raise FailedPrecondition(f"image {where} is for {config.platform}, pods here run {platform}")
 
 
-def _manifest(document: Mapping[str, object], digest: str, where: str) -> Manifest:
+def _manifest(document: Mapping[str, object], digest: str, where: str, disks: bool) -> Manifest:
     config = _descriptor(document.get("config"), where)
-    if config.media_type not in _CONFIGS:
-        raise FailedPrecondition(
-            f"{where} is not a container image: its configuration is {config.media_type[:80]!r}"
-        )
-    if config.size > MAX_CONFIG_BYTES:
-        raise _garbage(where, f"its configuration is over {MAX_CONFIG_BYTES} bytes")
     entries = document.get("layers")
     entries = [] if entries is None else entries
+    if disks and isinstance(entries, list) and len(entries) == 1:
+        only = _descriptor(entries[0], where)
+        if _may_be_disk(config.media_type, only.media_type):
+            layers = (Layer(only.digest, only.size, ""),)
+            return Manifest(digest, config.digest, _config_size(config, where), layers, disk=True)
+    if config.media_type not in _CONFIGS:
+        also = " nor an artifact with one layer, a machine's disk" if disks else ""
+        raise FailedPrecondition(
+            f"{where} is not a container image{also}: its configuration is {config.media_type[:80]!r}"
+        )
+    _config_size(config, where)
     if not isinstance(entries, list):
         raise _garbage(where, "its manifest has no list of layers")
     if len(entries) > MAX_LAYERS:
         raise FailedPrecondition(f"image {where} has {len(entries)} layers, {MAX_LAYERS} can be stacked")
-    layers = []
+    found = []
     for entry in entries:
         described = _descriptor(entry, where)
         if described.media_type not in _LAYERS:
@@ -193,8 +202,21 @@ def _manifest(document: Mapping[str, object], digest: str, where: str) -> Manife
                 "plain, gzip and zstd tars can be run"
             )
         compression = _LAYERS[described.media_type]
-        layers.append(Layer(described.digest, described.size, compression))
-    return Manifest(digest, config.digest, config.size, tuple(layers))
+        found.append(Layer(described.digest, described.size, compression))
+    return Manifest(digest, config.digest, config.size, tuple(found))
+
+
+def _may_be_disk(config: str, layer: str) -> bool:
+    """Tell whether the only layer of an image may be a disk, by the media types of both.
+
+    Tools have many names for disks (application/x-qcow2, ...), or just the layer type of images (oras)."""
+    return (layer in _LAYERS and config not in _CONFIGS) or (layer not in _LAYERS and "tar" not in layer)
+
+
+def _config_size(config: _Descriptor, where: str) -> int:
+    if config.size > MAX_CONFIG_BYTES:
+        raise _garbage(where, f"its configuration is over {MAX_CONFIG_BYTES} bytes")
+    return config.size
 
 
 def _choose(document: Mapping[str, object], platform: str, where: str) -> str:

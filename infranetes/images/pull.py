@@ -75,7 +75,7 @@ class Puller:
             if found.digest not in ("", digest):
                 raise Unavailable(f"image {found}: the registry sent another manifest, {digest}")
             top = top or digest
-            read = manifest.read(data, self._config.effective_platform, where)
+            read = manifest.read(data, self._config.effective_platform, where, disks=True)
             if isinstance(read, Manifest):
                 break
             found = asked.at(read)
@@ -102,6 +102,10 @@ class Puller:
         data = await run_in_thread(self._reactor, self._blob(read.config_digest).read_bytes)
         if manifest.digest_of(data) != read.config_digest:
             raise Unavailable(f"image {where}: its configuration is not the one its manifest names")
+        tags = frozenset() if asked.digest else frozenset([str(asked)])
+        digests = frozenset([str(top)])
+        if read.disk:
+            return Record(read, (), (), "", tags, digests)
         config = manifest.read_config(data, read, where)
         manifest.require_platform(config, self._config.effective_platform, where)
         read = attrs.evolve(read, layers=await run_in_thread(self._reactor, self._thd_as_they_are, read))
@@ -121,8 +125,6 @@ class Puller:
                     )
                 known[layer.digest, diff_id] = size
             unpacked.append(known[layer.digest, diff_id])
-        tags = frozenset() if asked.digest else frozenset([str(asked)])
-        digests = frozenset([str(top)])
         return Record(read, config.diff_ids, tuple(unpacked), config.user, tags, digests)
 
     def _thd_as_they_are(self, read: Manifest) -> tuple[Layer, ...]:

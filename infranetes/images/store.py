@@ -7,6 +7,7 @@ On disk, under one directory of mode 0700::
     blobs/sha256/   configurations and layers by digest, shared by all images; each is whole
     pulls/ID/       the unfinished files of one pull; removed when the daemon starts
     disks/          layers as disks, for the VMs that are shown them (disks.py); made at their first use
+    machines/       machines' disks out of images, which VMs boot copies of (machine/)
 
 A blob stays while an image, a pull or an archive needs it, and a layer's disk while an image has that layer.
 However the daemon ends, the next one finds complete images, and removes blobs and disks that belong to none.
@@ -17,11 +18,20 @@ from __future__ import annotations
 import errno
 import shutil
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
+import attrs
 from twisted.internet.defer import CancelledError, DeferredLock, DeferredSemaphore
 from twisted.logger import Logger
 
@@ -53,6 +63,25 @@ Ts = TypeVarTuple("Ts")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _Key = tuple[Reference, RegistryCredentials | None, Puller]
+
+
+@attrs.frozen
+class LayerFile:
+    """A layer as the registry has it. :ivar compression: gzip, zstd or ""."""
+
+    path: Path
+    compression: str
+
+
+@attrs.frozen
+class ImageFiles:
+    """The files of an image, lowest layer first.
+
+    :ivar disk: the only one is no layer but a machine's disk. :ivar digest: of that file."""
+
+    layers: tuple[LayerFile, ...]
+    disk: bool = False
+    digest: str = ""
 
 
 def _pinned(config: ImagesConfig) -> frozenset[str]:
@@ -93,6 +122,7 @@ class ImageStore:
         self._builder = Builder(reactor)
         self._disks = LayerDisks(reactor, self._directory / "disks", make_disk or self._make_disk)
         self._making: dict[str, Flight[Sequence[LayerDisk]]] = {}  # by image id: disks being made
+        self._beside: list[Callable[[Collection[str]], Awaitable[None]]] = []
         self._ahead = False  # disks were asked for, so those of the next images will be too
 
     async def start(self) -> None:
@@ -167,11 +197,32 @@ class ImageStore:
 
     async def config(self, image_id: str) -> bytes:
         """Return the image's configuration, JSON as the registry has it. :raise NotFound: no such image."""
-        path = self._blob(self._record(image_id).id)
+        path = self._blob(self._record(image_id).manifest.config_digest)
         try:
             return await self._thread(path.read_bytes)
         except OSError:
             raise NotFound(f"image {image_id} is not on this node any more; pull it") from None
+
+    @property
+    def directory(self) -> Path:
+        """The directory, where whoever keeps something beside the images (`sweep_beside`) may have it."""
+        return self._directory
+
+    def files(self, image_id: str) -> ImageFiles:
+        """Return the files of an image's layers, which stay while it is there or `held`.
+
+        :raise NotFound: no image has this id.
+        """
+        found = self._record(image_id).manifest
+        layers = tuple(LayerFile(self._blob(layer.digest), layer.compression) for layer in found.layers)
+        return ImageFiles(layers, found.disk, "" if not found.disk else found.layers[0].digest)
+
+    def sweep_beside(self, sweep: Callable[[Collection[str]], Awaitable[None]]) -> None:
+        """Have `sweep` called after each change, with the ids of all images that are there or held.
+
+        It removes what was made of others, and does not fail. No image is added or removed meanwhile.
+        """
+        self._beside.append(sweep)
 
     async def fs_usage(self) -> FsUsage:
         """Return how much disk the store uses: blobs, layers' disks, and what is unfinished."""
@@ -184,7 +235,7 @@ class ImageStore:
         :raise NotFound: no image has this id.
         :raise InvalidArgument: it has fewer layers than `present`.
         """
-        record = self._record(image_id)
+        record = self._container_image(image_id)
         if not 0 <= present <= len(record.diff_ids):
             raise InvalidArgument(f"image {image_id} has {len(record.diff_ids)} layers, not {present}")
         async with (
@@ -201,7 +252,7 @@ class ImageStore:
         :raise NotFound: no image has this id.
         """
         record = self._record(image_id)
-        digests = self._use((*record.manifest.blobs, *record.diff_ids))
+        digests = self._use({record.id, *record.manifest.blobs, *record.diff_ids})
         try:
             yield
         finally:
@@ -222,7 +273,7 @@ class ImageStore:
         :raise DeadlineExceeded: making one took too long.
         :raise Unavailable: the store is stopping, or a blob is not what it was.
         """
-        record = self._record(image_id)
+        record = self._container_image(image_id)
         self._ahead = True
         flight = self._making.get(record.id)
         if flight is None:
@@ -315,7 +366,7 @@ class ImageStore:
             await self._collect()
         seconds = self._reactor.seconds() - started
         self._log.info("pulled {image} in {seconds:.2f} s", image=str(asked), seconds=seconds)
-        if self._ahead:
+        if self._ahead and not record.manifest.disk:
             self.prepare(record.id)
         return self._records.get(record.id, record)
 
@@ -378,6 +429,8 @@ class ImageStore:
         await self._disks.sweep(
             {*self._in_use, *(digest for record in records for digest in record.diff_ids)}
         )
+        for sweep_beside in self._beside:
+            await sweep_beside({*self._in_use, *self._records})
 
     def _use(self, blobs: Iterable[str]) -> Sequence[str]:
         digests = list(blobs)
@@ -399,6 +452,15 @@ class ImageStore:
         record = self._records.get(image_id)
         if record is None:
             raise NotFound(f"image {image_id} is not on this node; pull it first")
+        return record
+
+    def _container_image(self, image_id: str) -> Record:
+        record = self._record(image_id)
+        if record.manifest.disk:
+            raise FailedPrecondition(
+                f"image {image_id} is the disk of a machine, not a container image; give the pod a "
+                'RuntimeClass whose handler has images = "machine"'
+            )
         return record
 
     def _blob(self, digest: str) -> Path:

@@ -188,6 +188,26 @@ def image(
     return BuiltImage(Blob(manifest_type, json.dumps(manifest).encode()), config_blob, blobs, diff_ids)
 
 
+def disk(
+    data: bytes,
+    *,
+    config_type: str = OCI + "empty.v1+json",
+    layer_type: str = "application/x-qcow2",
+    says_kind: bool = True,
+) -> BuiltImage:
+    """Return an artifact whose one layer is a machine's disk, with the configuration `{}`, as oras makes it.
+
+    :param says_kind: whether its manifest has a media type."""
+    config, only = Blob(config_type, b"{}"), Blob(layer_type, data)
+    manifest: dict[str, Any] = {
+        "schemaVersion": 2,
+        **({"mediaType": OCI + "manifest.v1+json"} if says_kind else {}),
+        "config": config.descriptor,
+        "layers": [only.descriptor],
+    }
+    return BuiltImage(Blob(OCI + "manifest.v1+json", json.dumps(manifest).encode()), config, (only,), ())
+
+
 def index(images: Sequence[BuiltImage], *, flavour: str = "oci") -> BuiltIndex:
     """Return an index: one name for images of several platforms."""
     entries = []

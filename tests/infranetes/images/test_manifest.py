@@ -98,6 +98,35 @@ class ReadTests(SynchronousTestCase):
         error = self.assertRaises(FailedPrecondition, self.reading, document)
         self.assertIn("not a container image", str(error))
 
+    def test_an_artifact_of_one_layer_may_be_a_disk_for_who_takes_disks(self) -> None:
+        for config_type, layer_type in (
+            (oci.OCI + "empty.v1+json", "application/x-qcow2"),
+            (oci.OCI + "empty.v1+json", oci.OCI + "layer.v1.tar"),  # what oras says of a file by default
+            ("application/vnd.unknown.config.v1+json", "application/octet-stream"),
+            (oci.OCI + "config.v1+json", "application/x-qemu-qcow2+zstd"),
+        ):
+            artifact = oci.disk(b"QFI", config_type=config_type, layer_type=layer_type)
+            got = read(artifact.manifest.data, AMD64, "x", disks=True)
+            assert isinstance(got, Manifest)
+            self.assertTrue(got.disk, layer_type)
+            self.assertEqual(set(got.blobs), {artifact.layers[0].digest, artifact.id})
+            self.assertRaises(FailedPrecondition, read, artifact.manifest.data, AMD64, "x")
+
+    def test_other_artifacts_and_images_are_no_disks(self) -> None:
+        image = read(built().manifest.data, AMD64, "x", disks=True)
+        assert isinstance(image, Manifest)
+        self.assertFalse(image.disk)
+        chart = oci.disk(
+            b"",
+            config_type="application/vnd.cncf.helm.config.v1+json",
+            layer_type="application/vnd.cncf.helm.chart.content.v1.tar+gzip",
+        )
+        document = json.loads(oci.disk(b"").manifest.data)
+        two = json.dumps({**document, "layers": 2 * document["layers"]}).encode()
+        for data in (chart.manifest.data, two):
+            error = self.assertRaises(FailedPrecondition, read, data, AMD64, "x", disks=True)
+            self.assertIn("nor an artifact with one layer", str(error))
+
     def test_layers_that_docker_could_not_load_are_refused(self) -> None:
         for kind in ("application/vnd.oci.image.layer.v1.tar+gzip+encrypted", "text/html"):
             document = json.loads(built().manifest.data)
