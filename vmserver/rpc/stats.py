@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from infranetes_common.concurrency import Flight, run_in_thread
 from infranetes_common.machine_usage import cards
+from infranetes_common.processor_rates import Rates
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
 from infranetes_common.wire.vmserver_rpcs import AgentStatsRpcs
@@ -12,7 +13,6 @@ from txgrpc.servercall import Call
 from vmserver.containers.provider_choice import ProviderChoice
 from vmserver.rpc import bounds
 from vmserver.stats import family, machine
-from vmserver.stats.rates import Rates
 
 MACHINE = ""  # the VM's key in `Rates`; a container's is its id
 

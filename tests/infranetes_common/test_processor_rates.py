@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes_common.processor_rates import Rates
 from infranetes_common.wire import vmserver as messages
-from vmserver.stats.rates import Rates
 
 SECOND = 10**9
 
