@@ -38,7 +38,7 @@ class PodEventReports(PodFeature):
     def ready(self, sandbox: Sandbox) -> None:
         """Report the end of an interruption: the pod has a new VM. Others than spot VMs have none."""
         config = sandbox.config
-        annotations = self._handler_of(sandbox.record).annotations.applied(config.annotations)
+        annotations = self._handler_of(sandbox.record).vm_annotations(config.annotations)
         if config.metadata.attempt and wants_spot(annotations):
             self._reporter.moved(config.metadata)
 

@@ -10,6 +10,8 @@ import attrs
 from attrs.validators import ge, in_
 
 from infranetes.machines.pool_config import PoolConfig
+from infranetes.providers import machine_annotations
+from infranetes.providers.annotation_rows import MAX_VALUE
 from infranetes.providers.annotations import (
     CONTAINER_PROVIDERS,
     CONTAINERS,
@@ -34,7 +36,6 @@ CNI = "cni"  # the network of the node's own runtime
 ALL = "*"
 _NAME = re.compile("[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 NAME_WORDS = "a RuntimeClass's handler has up to 63 of a-z, 0-9 and -, and no - at either end"
-_MAX_VALUE = 4096
 # The annotations that a handler sets by keys of its own.
 _BY_KEYS = {PREFIX + CONTAINERS: "contprovider", PREFIX + NETWORK.name: "network"}
 # Annotations that don't concern how a VM is made, which a handler can't set.
@@ -44,6 +45,7 @@ _NOT_SET = {
     if row.name in ("service-proxy", "shared-paths")
     for name in (PREFIX + row.name, *row.aliases)
 }
+_LONG = {PREFIX + row.name: row.most for row in machine_annotations.TABLE}
 
 
 @attrs.frozen
@@ -125,7 +127,7 @@ def _set_fault(name: str, value: str) -> str:
     """Return why a handler may not set this annotation; "": it may."""
     if name in _BY_KEYS:
         return f"{name} is set by this table's key {_BY_KEYS[name]}"
-    if name in _NOT_SET or len(value) > _MAX_VALUE:
+    if name in _NOT_SET or len(value) > _LONG.get(name, MAX_VALUE):
         return f"{name[:80]} can't be set: it is the pod's own"
     try:
         read({name: value})

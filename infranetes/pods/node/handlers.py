@@ -13,8 +13,11 @@ from infranetes.images import Image
 from infranetes.pods.node.handler_config import ALL, CNI, DOCKER, MACHINE, SYSTEMD
 from infranetes.pods.node.pools import Pools
 from infranetes.pods.node.sides import Providers, ProviderSide
+from infranetes.providers import machine_annotations
 from infranetes.providers.annotations import network
+from infranetes.providers.annotations import read as read_annotations
 from infranetes.providers.interface import Size
+from infranetes.providers.virtlet import translated
 from infranetes_common.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -91,6 +94,20 @@ class Handler:
             cpu_millis=asked.cpu_millis or self.size.cpu_millis,
             memory_bytes=asked.memory_bytes or self.size.memory_bytes,
         )
+
+    def check_annotations(self, annotations: Mapping[str, str]) -> None:
+        """Check a pod's annotations. :raise InvalidArgument: one is not allowed, or is for pods of another
+        kind; the message names it."""
+        if self.kind == MACHINE:
+            annotations = translated(annotations)
+            read_annotations(annotations)
+        else:
+            machine_annotations.refuse(annotations)
+        self.annotations.check(annotations)
+
+    def vm_annotations(self, annotations: Mapping[str, str]) -> dict[str, str]:
+        """Return the annotations of a pod's VM: the pod's, overridden by those that the handler sets."""
+        return self.annotations.applied(translated(annotations) if self.kind == MACHINE else annotations)
 
     def network_of(self, annotations: Mapping[str, str], default: str) -> str:
         """Return the network of a pod's address, as recorded: CNI, one of NETWORKS, or "" without a choice.

@@ -67,7 +67,7 @@ class Sandboxes:
         if sandbox is None:
             handler = self._node.handlers.named(runtime_handler)
             handler.side.check_ready()
-            handler.annotations.check(config.annotations)
+            handler.check_annotations(config.annotations)
             check_container_provider(config, handler)
             check_user_namespace(self._node.contprovider, config, handler)
             self._node.features.check(handler, config)

@@ -20,7 +20,7 @@ async def vm_request(handler: Handler, features: Features, sandbox: Sandbox, *, 
     return VmRequest(
         size=handler.sized(recorded_size(sandbox)),
         hostname=config.hostname,
-        annotations=handler.annotations.applied(config.annotations),
+        annotations=handler.vm_annotations(config.annotations),
         granted=frozenset(handler.annotations.set),
         image=sandbox.record.image,
         attachment=None if has_vm else await features.attachment(sandbox),

@@ -70,7 +70,7 @@ async def requested_size(
     :param pod_needs: knows what pods request beyond what the CRI carries; None: nothing does.
     :param resources: the sum of its containers' resources, as kubelet gives it.
     :raise InvalidArgument: an annotation is malformed; the message names it."""
-    annotations = handlers.of(sandbox.record).annotations.applied(sandbox.config.annotations)
+    annotations = handlers.of(sandbox.record).vm_annotations(sandbox.config.annotations)
     said, by_annotation = size_of_resources(resources, overhead), requests(annotations)
     if by_annotation.cpu_millis and by_annotation.memory_bytes:
         return _at_least(said, by_annotation), True

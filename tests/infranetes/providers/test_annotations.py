@@ -8,6 +8,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.providers import machine_annotations
 from infranetes.providers.annotations import PREFIX, TABLE, Wishes, read, refuse_unknown
 from infranetes_common.errors import InvalidArgument
 
@@ -91,5 +92,6 @@ class AnnotationTests(SynchronousTestCase):
             name: (re.findall(r"`([^`]+)`", aliases), value)
             for name, aliases, value in re.findall(r"^\| `([^`]+)` \|([^|]*)\| ([^|]*) \|", text, flags=re.M)
         }
-        expected = {PREFIX + row.name: (list(row.aliases), row.expected) for row in TABLE}
+        tables = (*TABLE, *machine_annotations.TABLE)
+        expected = {PREFIX + row.name: (list(row.aliases), row.expected) for row in tables}
         self.assertEqual(rows, expected)

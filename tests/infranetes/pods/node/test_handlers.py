@@ -261,6 +261,42 @@ class SizeAndAnnotationTests(MixedCase):
         self.east_pod(pod("same", "u3", annotations=SUBNET))
 
 
+class MachineAnnotationTests(MixedCase):
+    """Annotations for the VMs of images: Virtlet's words count as ours."""
+
+    def handler(self, **more: Any) -> Handler:
+        return attrs.evolve(self.world.node.handlers.by_name["east"], kind=MACHINE, **more)
+
+    def test_they_are_refused_for_pods_of_containers(self) -> None:
+        wish = pod(annotations={"infranetes.io/preset": "windows"})
+        error = self.failureResultOf(self.start(wish, "east"), InvalidArgument)
+        self.assertIn("infranetes.io/preset", str(error.value))
+        self.assertNothingLeft()
+
+    def test_virtlets_words_become_ours_for_the_vm(self) -> None:
+        given = {"VirtletVCPUCount": "2", "example.org/team": "a"}
+        self.handler().check_annotations(given)
+        self.assertEqual(
+            self.handler().vm_annotations(given), {"infranetes.io/cpu": "2", "example.org/team": "a"}
+        )
+        plain = attrs.evolve(self.handler(), kind=DOCKER)
+        self.assertEqual(plain.vm_annotations(given), given)
+
+    def test_what_a_handler_allows_and_sets_holds_for_what_they_become(self) -> None:
+        rule = AnnotationRule("east", {"infranetes.io/disk-bus": "ide"}, ("infranetes.io/cpu",))
+        handler = self.handler(annotations=rule)
+        handler.check_annotations({"VirtletVCPUCount": "2", "VirtletDiskDriver": "ide"})
+        self.assertEqual(handler.vm_annotations({})["infranetes.io/disk-bus"], "ide")
+        for name, value in (("VirtletDiskDriver", "scsi"), ("VirtletCPUModel", "host-model")):
+            error = self.assertRaises(InvalidArgument, handler.check_annotations, {name: value})
+            self.assertIn("handlers.east.annotations", str(error))
+
+    def test_a_value_that_is_malformed_in_our_words_is_refused(self) -> None:
+        wrong = {"VirtletDiskDriver": "floppy"}
+        error = self.assertRaises(InvalidArgument, self.handler().check_annotations, wrong)
+        self.assertIn("virtio, scsi, sata, ide or nvme", str(error))
+
+
 class KindTests(MixedCase):
     """Pods of containers and pods that are machines, side by side."""
 
