@@ -172,7 +172,7 @@ def _spawn(body: Coroutine[Any, Any, None]) -> Deferred[None]:  # Any: what a co
     pump = run(body)
 
     def ended(failure: Failure) -> None:
-        if failure.check(CancelledError, GrpcError, ChannelClosed) is None:
+        if failure.check(CancelledError, GrpcError, InfranetesError, ChannelClosed) is None:
             _log.failure("reading the input of a session failed", failure)
 
     pump.addErrback(ended)

@@ -39,11 +39,12 @@ class IGuestAccess(Interface):
     async def run(
         command: Sequence[str], seconds: int, limit: float, max_output: int, stdin: bytes = b""
     ) -> vmserver.ExecSyncResponse:
-        """Run a command to its end.
+        """Run a command to its end, as our agent does: a program that is missing has the exit code 127, one
+        that can't be executed 126, and `stderr` says so; one that a signal ended has 128 and its number.
 
         :param seconds: after which it is killed; 0: never. :param limit: seconds after which this call gives
             up, if `seconds` is 0. :param max_output: bytes kept of each stream.
-        :raise DeadlineExceeded: it was killed. :raise NotFound: there is no such program."""
+        :raise DeadlineExceeded: it was killed."""
 
     def session() -> SessionCall:
         """Begin a command with live streams: `send` its SessionStart, then its input."""
