@@ -115,6 +115,11 @@ class PodMachine:
         """The facts of it in its owner's record."""
         return self._owner.facts
 
+    @property
+    def has_agent(self) -> bool:
+        """Whether our agent is in the VM, once its address is known."""
+        return self.facts.agent_port > 0
+
     def hand_over(self, owner: VmOwner) -> None:
         """Give the VM to `owner`, whose record has its facts already."""
         self._owner = owner
@@ -242,6 +247,8 @@ class PodMachine:
 
         :raise InfranetesError: see `renew_certificate`."""
         now, lifetime = self._context.clock.seconds(), self._context.times.certificate
+        if not self.has_agent:
+            return
         if not self.first_key_is_private or is_due(self.facts, now, lifetime):
             await self.renew_certificate()
 

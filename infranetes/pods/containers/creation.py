@@ -14,6 +14,7 @@ from infranetes.pods.images.image_loads import load_image
 from infranetes.pods.images.removal import remove_unused_later
 from infranetes.pods.node import apparmor
 from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.handler_config import MACHINE
 from infranetes.pods.node.inventory import Container, Sandbox, container_name
 from infranetes.pods.node.pinning import guests, pin, pin_later
 from infranetes.pods.sandboxes.machine_images import MachineImages, is_being_vacated
@@ -70,7 +71,7 @@ class ContainerCreation:
     def _begin(self, sandbox: Sandbox, config: cri.ContainerConfig, image: Image) -> Container:
         sandbox.check_stays()
         self._node.handlers.check_image(sandbox.record, image)
-        if image.machine and sandbox.containers:
+        if sandbox.record.kind == MACHINE and sandbox.containers:
             raise FailedPrecondition(
                 f"sandbox {sandbox.id} is container {next(iter(sandbox.containers))}: a pod whose image is "
                 "the VM has one container"
@@ -104,7 +105,7 @@ class ContainerCreation:
         try:
             await self._node.store.put_container(container.record)
             config = await self._with_profiles(container.config)
-            if image.machine:
+            if sandbox.record.kind == MACHINE:
                 await self._machine_images.boot(sandbox, image)
             await pin(sandbox)
             config = guests(config)
@@ -128,7 +129,7 @@ class ContainerCreation:
             if self._node.stopping:
                 raise
             await shielded(self._undo(container, asked))
-            if image.machine:
+            if sandbox.record.kind == MACHINE:
                 await shielded(self._machine_images.give_up(sandbox))
             if isinstance(error, CancelledError):
                 raise Unavailable(f"sandbox {sandbox.id} is being stopped") from None

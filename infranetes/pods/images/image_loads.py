@@ -9,6 +9,7 @@ from twisted.logger import Logger
 from infranetes.images import Image
 from infranetes.pods.images.layer_loads import load_layers, shown_layers
 from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.handler_config import MACHINE
 from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes.pods.store.states import ContainerState
 from infranetes_common.concurrency import Flight, settled
@@ -43,7 +44,7 @@ async def load_image(node: NodeContext, sandbox: Sandbox, image: Image) -> None:
 async def _load(node: NodeContext, sandbox: Sandbox, image: Image) -> None:
     if sandbox.loads.removal is not None:
         await settled([sandbox.loads.removal.join()])
-    if image.machine or await _is_there(node, sandbox, image):
+    if sandbox.record.kind == MACHINE or await _is_there(node, sandbox, image):
         return
     with sandbox.timeline.step("an image is brought into the VM", image.id) as step:
         if image.url:

@@ -24,7 +24,7 @@ from infranetes.pods.node.hooks import Features
 from infranetes.pods.node.inventory import Inventory
 from infranetes.pods.node.logs import Logs
 from infranetes.pods.node.pools import Pools
-from infranetes.pods.node.sides import Providers, ProviderSide
+from infranetes.pods.node.sides import GuestAgents, NoGuests, Providers, ProviderSide
 from infranetes.pods.node.times import Times
 from infranetes.pods.store.store import Store
 from infranetes.providers.interface import IPodProvider
@@ -96,6 +96,7 @@ class NodeContext:
     :ivar services: the cluster's Services; None: the VMs do not learn them.
     :ivar features: join in the pods' lives.
     :ivar agent_ports: keeps others from the agents of VMs in networks of others; None: nothing does here.
+    :ivar guests: makes what takes the place of agents in VMs without one.
     :ivar pod_needs: knows what pods request beyond what the CRI carries; None: nothing does.
     :ivar network: where there is an overlay, the network (one of NETWORKS) of pods that choose none.
     :ivar dns: returns the node's own DNS settings, for pods that have none.
@@ -136,6 +137,7 @@ class NodeContext:
         self.cluster_troubles: Callable[[], Sequence[str]] | None = None
         self.features = Features()
         self.agent_ports: AgentPorts | None = None
+        self.guests: GuestAgents = NoGuests()
         self.pod_needs: PodNeeds | None = None
         self.network = "vpc"
         self.dns: Callable[[], Awaitable[cri.DNSConfig]] = _no_dns

@@ -16,6 +16,7 @@ from infranetes.pods.node.sides import Providers, ProviderSide
 from infranetes.providers import machine_annotations
 from infranetes.providers.annotations import network
 from infranetes.providers.annotations import read as read_annotations
+from infranetes.providers.hypervisor import IBootsImages
 from infranetes.providers.interface import Size
 from infranetes.providers.virtlet import translated
 from infranetes_common.errors import InvalidArgument
@@ -164,7 +165,10 @@ class Handlers:
         if self.image_source is None:
             return
         source = self.image_source(image.id)
-        if source != (handler.side.name if handler.kind == MACHINE else handler.kind):
+        fitting = {handler.side.name} if handler.kind == MACHINE else {handler.kind}
+        if handler.kind == MACHINE and IBootsImages.providedBy(handler.side.provider):
+            fitting.add(DOCKER)  # images of registries may hold a machine's disk
+        if source not in fitting:
             where = f" of provider {handler.side.name}" if handler.kind == MACHINE else ""
             raise InvalidArgument(
                 f"image {image.id} is one of {source}, and pods of handler {handler.name!r} "

@@ -18,9 +18,10 @@ from infranetes.overlay.overlay import Overlay
 from infranetes.pods.node.handler_config import CNI
 from infranetes.pods.node.times import Times
 from infranetes.pods.store.store import Store
+from infranetes.providers.hypervisor import IBootsImages
 from infranetes.providers.interface import IFirewallsPods, IPodProvider
 from infranetes_common.concurrency import Event
-from infranetes_common.errors import Unavailable
+from infranetes_common.errors import FailedPrecondition, Unavailable
 
 if TYPE_CHECKING:
     from infranetes.pods.node.inventory import Inventory, Sandbox
@@ -61,8 +62,24 @@ class SideNode(Protocol):
     def inventory(self) -> Inventory: ...
     @property
     def features(self) -> AddressHook: ...
+    @property
+    def guests(self) -> GuestAgents: ...
 
     def now(self) -> int: ...
+
+
+class GuestAgents(Protocol):
+    """Makes what takes an agent's place in VMs without one."""
+
+    def agent(self, sandbox_id: str, host: str, provider: IBootsImages) -> IAgent:
+        """Return a client for a sandbox's VM. :raise NotFound: its provider has no such VM."""
+
+
+class NoGuests:
+    """Takes the place of GuestAgents where all VMs have agents."""
+
+    def agent(self, sandbox_id: str, host: str, provider: IBootsImages) -> IAgent:
+        raise FailedPrecondition(f"the VM of sandbox {sandbox_id} has no agent, and this node needs one")
 
 
 class ProviderSide:
@@ -101,7 +118,11 @@ class ProviderSide:
         await self._node.features.address_released(id)
 
     def connect(self, sandbox_id: str, host: str, port: int) -> IAgent:
-        """Make a client of a VM's agent, to which the node forwards nothing from now on."""
+        """Make a client of a VM's agent, to which the node forwards nothing from now on.
+
+        :param port: 0: there is none of ours in the VM."""
+        if not port and IBootsImages.providedBy(self.provider):
+            return self._node.guests.agent(sandbox_id, host, self.provider)
         ports = self._node.agent_ports
         if ports is not None and not self._on_own_bridge(sandbox_id):
             ports.keep(sandbox_id, host, port)

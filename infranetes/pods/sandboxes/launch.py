@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from infranetes.pods.vm import node_names
 from infranetes.pods.vm.agent_events import connect
 from infranetes.pods.vm.container_providers import container_provider
 from infranetes.pods.vm.vm_request import vm_request
+from infranetes.providers.machine_images import ImageBoot
 from infranetes.tracing.spans import step
 from infranetes_common.concurrency import shielded, within
 from infranetes_common.errors import Unavailable
@@ -31,19 +32,22 @@ _log = Logger()
 
 Undo = Callable[[Sandbox], Coroutine[Any, Any, None]]  # Any: what a coroutine yields
 """Takes a sandbox out of LAUNCHING or BOOTING and destroys its VM, if there is one; logs failures."""
+Prepare = Callable[[], Awaitable[ImageBoot | None]]
+"""Makes ready what a BOOTING sandbox's VM boots, if that is on the node. Fails with InfranetesError."""
 
 
-async def launch(node: NodeContext, sandbox: Sandbox, undo: Undo) -> None:
+async def launch(node: NodeContext, sandbox: Sandbox, undo: Undo, prepare: Prepare | None = None) -> None:
     """Bring a LAUNCHING or BOOTING sandbox to READY, from wherever an earlier daemon left it.
 
     A launch that fails or is cancelled is undone, unless the daemon is stopping: the next one continues it.
 
+    :param prepare: for a BOOTING sandbox.
     :raise InfranetesError: a step failed."""
     what = "boot" if sandbox.state is SandboxState.BOOTING else "launch"
     began = _Began(node.now(), LaunchKind.CLAIMED if sandbox.record.agent_host else LaunchKind.NEW)
     try:
         with step(what):
-            await _make_ready(node, sandbox)
+            await _make_ready(node, sandbox, prepare)
     except BaseException as error:
         if node.stopping:
             raise
@@ -88,16 +92,20 @@ def _tell(
     )
 
 
-async def _make_ready(node: NodeContext, sandbox: Sandbox) -> None:
+async def _make_ready(node: NodeContext, sandbox: Sandbox, prepare: Prepare | None) -> None:
     timeline = sandbox.timeline
     with timeline.step("the provider is waited for, until it has started", launch=LaunchStep.PREPARE):
         await node.providers.side_of(sandbox.record).ready.wait()
+    boot = None
+    if prepare is not None:
+        with timeline.step("the image's disk is made ready", launch=LaunchStep.PREPARE):
+            boot = await prepare()
     clock = node.clock
     began = clock.seconds()
     deadline = began + node.times.launch
     has_vm = bool(sandbox.record.agent_host)  # claimed from the pool, or launched by an earlier daemon
     handler = node.handlers.of(sandbox.record)
-    request = await vm_request(handler, node.features, sandbox, has_vm=has_vm)
+    request = await vm_request(handler, node.features, sandbox, has_vm=has_vm, boot=boot)
     up = await sandbox.machine.bring_up(request, deadline, partial(connect, node, sandbox))
     watch = sandbox.watch
     assert sandbox.client is not None and watch is not None

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Protocol
+
 from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
@@ -14,6 +17,10 @@ from infranetes.pods.sandboxes.launch import launch
 from infranetes.pods.store.states import SandboxState
 from infranetes.pods.vm.agent_events import disconnect
 from infranetes.pods.vm.sandbox_vm import machine_for
+from infranetes.providers import machine_annotations
+from infranetes.providers.annotations import read
+from infranetes.providers.hypervisor import IBootsImages
+from infranetes.providers.machine_images import BaseDisk, ImageBoot
 from infranetes_common.concurrency import Flight, settled, start
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 
@@ -35,11 +42,27 @@ def is_being_vacated(sandbox: Sandbox) -> bool:
     return sandbox.state is SandboxState.READY and sandbox.ending is not None
 
 
+class MachineDisks(Protocol):
+    """The disks in the images that the node has."""
+
+    async def base(self, image: Image) -> BaseDisk:
+        """Return the disk in an image, taken out of it if that was not done before.
+
+        :raise InvalidArgument: there is no disk in it, or one that can't be booted; the message says why.
+        :raise ResourceExhausted: there is no room for it."""
+
+
+def booted_from(image: Image) -> str:
+    """Return what the record of a sandbox says that its VM was booted from."""
+    return image.machine or image.id
+
+
 class MachineImages:
     """Boots the VMs of VACANT sandboxes from images, and makes sandboxes VACANT again."""
 
     def __init__(self, node: NodeContext) -> None:
         self._node = node
+        self.disks: MachineDisks | None = None  # of images that the node has; None: clouds have all of them
 
     async def boot(self, sandbox: Sandbox, image: Image) -> None:
         """Boot the sandbox's VM from `image`. Does nothing if it runs from that already.
@@ -48,7 +71,7 @@ class MachineImages:
         :raise InfranetesError: a step failed; the VM is destroyed."""
         if sandbox.state is SandboxState.BOOTING or is_being_vacated(sandbox):
             await self.vacate(sandbox).join()
-        if sandbox.state is SandboxState.READY and sandbox.record.image == image.machine:
+        if sandbox.state is SandboxState.READY and sandbox.record.image == booted_from(image):
             return
         if sandbox.state is not SandboxState.VACANT:
             has = f" from image {sandbox.record.image}" if sandbox.record.image else ""
@@ -62,22 +85,34 @@ class MachineImages:
 
     async def _record_and_launch(self, sandbox: Sandbox, image: Image) -> None:
         # A BOOTING sandbox without a `launching` flight counts as one that an earlier daemon left.
-        record = sandbox.record.to(SandboxState.BOOTING, image=image.machine)
+        record = sandbox.record.to(SandboxState.BOOTING, image=booted_from(image))
         try:
             await self._node.inventory.save(sandbox, record)
         except CancelledError:
             raise Unavailable(f"sandbox {sandbox.id}: {sandbox.aborted or 'the boot was ended'}") from None
-        await self._launch(sandbox, image.id)
+        await self._launch(sandbox, image)
 
-    async def _launch(self, sandbox: Sandbox, image_id: str) -> None:
+    async def _launch(self, sandbox: Sandbox, image: Image) -> None:
         try:
-            await launch(self._node, sandbox, self._undo)
+            await launch(self._node, sandbox, self._undo, partial(self._prepared, sandbox, image))
         except Exception:
             if not sandbox.aborted and not self._node.stopping:
                 # The image may have been removed from the catalogue, in which case it has to be pulled anew.
-                check = start(self._node.images.check(image_id))
-                self._node.inventory.note(check, f"whether image {image_id} still exists")
+                check = start(self._node.images.check(image.id))
+                self._node.inventory.note(check, f"whether image {image.id} still exists")
             raise
+
+    async def _prepared(self, sandbox: Sandbox, image: Image) -> ImageBoot | None:
+        """Return what the sandbox's VM boots; None: its cloud has the image."""
+        handler = self._node.handlers.of(sandbox.record)
+        if not IBootsImages.providedBy(handler.side.provider):
+            return None
+        if self.disks is None:
+            raise FailedPrecondition(f"image {image.id} can't be booted: this node has no images of machines")
+        annotations = handler.vm_annotations(sandbox.config.annotations)
+        base = await self.disks.base(image)
+        hardware = machine_annotations.read(annotations).hardware_for(base)
+        return ImageBoot(base, hardware, read(annotations).disk)
 
     async def _undo(self, sandbox: Sandbox) -> None:
         try:

@@ -66,9 +66,10 @@ async def zone_for(features: Features, sandbox: Sandbox) -> str:
 
 
 def reachable_machines(inventory: Inventory, pools: Pools) -> Iterator[PodMachine]:
-    """Yield the VMs of pods and of the pools whose agents can be reached now."""
+    """Yield the VMs of pods and of the pools whose agents, ours, can be reached now."""
     for sandbox in inventory:
-        if sandbox.state is SandboxState.READY and sandbox.watch is not None and sandbox.watch.live:
+        live = sandbox.watch is not None and sandbox.watch.live
+        if sandbox.state is SandboxState.READY and live and sandbox.machine.has_agent:
             yield sandbox.machine
     for pool in pools.all():
         for member in pool.idle():

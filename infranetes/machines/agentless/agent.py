@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What takes our agent's place where a VM has none: its hypervisor, and a way into its guest if there is one.
+
+The pod's one container is the guest.
+
+    Container   GuestState     what changes it
+    CREATED     PREPARED       `create` puts what the guest is told into the VM's CD drives
+    RUNNING     RUNNING        `start` lets the VM execute; a guest that reboots runs on
+    EXITED      OFF, CRASHED   the guest powers off or crashes; `stop` asks for it, and then switches it off
+
+The hypervisor keeps the state while no daemon runs, and `GuestMemory` what is known of the pod; the node
+brings volumes again to an agent that has forgotten them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+
+import attrs
+from twisted.internet.defer import succeed
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from infranetes.machines.agentless.configuration import Configure, GuestDisk, PodFacts
+from infranetes.machines.agentless.console import ConsoleCalls
+from infranetes.machines.agentless.files import mounted_files
+from infranetes.machines.agentless.memory import GuestMemory
+from infranetes.machines.agentless.not_offered import NotOfferedCalls
+from infranetes.machines.agentless.port_forward import forwarded
+from infranetes.machines.agentless.sessions import OpenedLater
+from infranetes.machines.agentless.states import GuestEvents, container_state
+from infranetes.machines.agentless.usage import hypervisors_stats, with_container
+from infranetes.machines.agentless.volumes import VolumeCalls
+from infranetes.machines.agentless.ways import Ways
+from infranetes.machines.interface import CALL_SECONDS, EventStream, IAgent
+from infranetes.machines.sessions import PortForwardCall, SessionCall
+from infranetes.providers.hypervisor import GuestState, GuestStatus, IHypervisor
+from infranetes_common.concurrency import Flight, Notifier, start, within
+from infranetes_common.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InfranetesError,
+    InvalidArgument,
+    NotFound,
+)
+from infranetes_common.filesync.wire import PREFIX
+from infranetes_common.reactors import IReactor
+from infranetes_common.wire import cri, vmserver
+
+PROVIDER = "machine"  # the container provider that it stands for
+PRESS_AGAIN_SECONDS = 10.0  # a guest that is still booting ignores the power button
+BRING_AGAIN_SECONDS = 10.0  # before a change of a volume that did not reach the guest is brought again
+LOGIN_SHELL = ("/bin/sh", "-l")
+
+_log = Logger()
+
+
+@attrs.frozen
+class GuestParts:
+    """What an agent without agent is made of.
+
+    :ivar container: returns the id of the container that the guest is, by the node's record; "": none.
+    :ivar now: returns the time in nanoseconds since 1970 UTC.
+    """
+
+    sandbox_id: str
+    host: str  # where the guest's ports are
+    hypervisor: IHypervisor
+    ways: Ways
+    configure: Configure
+    memory: GuestMemory
+    container: Callable[[], str]
+    now: Callable[[], int]
+
+
+@implementer(IAgent)
+class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
+    """See `IAgent`, and the table above.
+
+    :ivar ways: the ways into the guest."""
+
+    def __init__(self, reactor: IReactor, parts: GuestParts) -> None:
+        VolumeCalls.__init__(self)
+        ConsoleCalls.__init__(self, reactor, parts.hypervisor)
+        NotOfferedCalls.__init__(self, parts.sandbox_id)
+        self.ways = parts.ways
+        self._reactor = reactor
+        self._parts = parts
+        self._hypervisor = parts.hypervisor
+        self._dns = cri.DNSConfig()
+        self._remembered: Flight[PodFacts | None] | None = None
+        self._unbrought: set[str] = set()  # volumes with changes that did not reach the guest
+        self._bringing = False
+        self._closed = False
+
+    # ---- the VM
+
+    async def info(self, within: float = CALL_SECONDS) -> vmserver.InfoResponse:
+        await self._hypervisor.status()
+        return vmserver.InfoResponse(
+            container_provider=PROVIDER, sandbox_id=self._sandbox_id, now_nanos=self._parts.now()
+        )
+
+    async def configure(
+        self, config: cri.PodSandboxConfig, node_dns: cri.DNSConfig, contprovider: str = ""
+    ) -> None:
+        self._dns = config.dns_config if config.dns_config.servers else node_dns
+
+    async def close(self) -> None:
+        self._closed = True
+        await self.ways.close()
+
+    # ---- the container
+
+    def watch(self) -> EventStream[vmserver.WatchEvent]:
+        return GuestEvents(self._hypervisor, self._parts.container)
+
+    async def create(
+        self, container_id: str, image_id: str, config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig
+    ) -> vmserver.ContainerState:
+        if config.command or config.args:
+            raise InvalidArgument(
+                "a pod whose image is a VM runs what the VM was built for: leave out command and args"
+            )
+        mounts = {
+            posixpath.normpath(mount.container_path): mount.host_path.removeprefix(PREFIX)
+            for mount in config.mounts
+            if mount.host_path.startswith(PREFIX)
+        }
+        facts = PodFacts(
+            self._sandbox_id,
+            sandbox.hostname,
+            tuple(self._dns.servers),
+            tuple(self._dns.searches),
+            {each.key: each.value.decode(errors="replace") for each in config.envs},
+            mounts,
+            tuple(self._placed_disks(mounts)),
+        )
+        await self._parts.memory.save(facts)
+        self._remembered = Flight(succeed(facts))
+        await self._put_cds(facts)
+        return container_state(container_id, await self._hypervisor.status())
+
+    async def start(self, container_id: str) -> vmserver.ContainerState:
+        return container_state(container_id, await self._hypervisor.execute())
+
+    async def stop(
+        self, container_id: str, grace_seconds: int, within: float = CALL_SECONDS
+    ) -> vmserver.ContainerState:
+        status = await self._hypervisor.status()
+        if status.state is GuestState.RUNNING and grace_seconds > 0:
+            status = await self._powered_off(grace_seconds)
+        if status.state is GuestState.RUNNING:
+            status = await self._hypervisor.switch_off()
+        return container_state(container_id, status)
+
+    async def _powered_off(self, seconds: float) -> GuestStatus:
+        """Press the power button until the guest is off, or the time is over; return its state then."""
+        clock: IReactorTime = self._reactor
+        deadline = clock.seconds() + seconds
+        changes = Notifier()
+        unwatch = self._hypervisor.watch(lambda status: changes.notify())
+        try:
+            while True:
+                changed = changes.wait()
+                status = await self._hypervisor.status()
+                left = deadline - clock.seconds()
+                if status.state is not GuestState.RUNNING or left <= 0:
+                    changed.cancel()
+                    changed.addErrback(lambda _: None)
+                    return status
+                await self._hypervisor.press_power_button()
+                with contextlib.suppress(DeadlineExceeded):
+                    await within(clock, min(left, PRESS_AGAIN_SECONDS), changed, "the guest's end")
+        finally:
+            unwatch()
+
+    async def remove(self, container_id: str, within: float = CALL_SECONDS) -> None:
+        try:
+            if (await self._hypervisor.status()).state is GuestState.RUNNING:
+                await self._hypervisor.switch_off()
+        except NotFound:
+            pass
+
+    async def update(
+        self, container_id: str, resources: cri.LinuxContainerResources
+    ) -> vmserver.ContainerState:
+        return container_state(container_id, await self._hypervisor.status())
+
+    async def stats(self, within: float = CALL_SECONDS) -> vmserver.StatsResponse:
+        usage = await self._hypervisor.usage()
+        stats = hypervisors_stats(usage, self._parts.now())
+        if self.ways.found is not None:
+            way = self.ways.found
+            try:
+                stats = await way.usage()
+            except InfranetesError as error:
+                self.ways.lost(way, error)
+        container = self._parts.container()
+        if not container:
+            return stats
+        status = await self._hypervisor.status()
+        return with_container(stats, container, status.started_at, usage.disk_bytes)
+
+    # ---- commands
+
+    async def exec_sync(
+        self, container_id: str, command: Sequence[str], seconds: int, limit: float, max_output: int
+    ) -> vmserver.ExecSyncResponse:
+        way = await self.ways.open()
+        try:
+            return await way.run(command, seconds, limit, max_output)
+        except InfranetesError as error:
+            self.ways.lost(way, error)
+            raise
+
+    def exec(self) -> SessionCall:
+        return OpenedLater(self._session)
+
+    async def _session(self, first: vmserver.SessionInput) -> SessionCall:
+        call = (await self.ways.open()).session()
+        await call.send(first)
+        return call
+
+    def shell(self) -> SessionCall:
+        async def opened(first: vmserver.SessionInput) -> SessionCall:
+            if not first.start.command:
+                first.start.command.extend(LOGIN_SHELL)
+            return await self._session(first)
+
+        return OpenedLater(opened)
+
+    async def shell_output(self, call: SessionCall) -> AsyncGenerator[vmserver.SessionOutput, None]:
+        try:
+            async for message in call:
+                yield message
+                if message.WhichOneof("output") == "end":
+                    return
+        finally:
+            call.cancel()
+        raise InfranetesError("the shell ended without an exit code")
+
+    def port_forward(self) -> PortForwardCall:
+        return forwarded(self._reactor, self._parts.host)
+
+    # ---- what the guest is told
+
+    async def volume_changed(self, id: str) -> None:
+        """Bring a changed volume of a guest that executes into it, and the change into its CDs."""
+        facts = await self._facts()
+        if facts is None or not _mounts_of(facts, id):
+            return  # its container is not created yet
+        await self._put_cds(facts)
+        if (await self._hypervisor.status()).state is GuestState.RUNNING:
+            self._unbrought.add(id)
+            await self._bring(facts)
+
+    async def _facts(self) -> PodFacts | None:
+        """Return the pod's facts, of an earlier daemon if need be; None: its container is not created yet."""
+        if self._remembered is None:
+            self._remembered = Flight(self._parts.memory.load(self._sandbox_id))
+        return await self._remembered.join()
+
+    async def _put_cds(self, facts: PodFacts) -> None:
+        files = mounted_files(self.volumes, facts.mounts)
+        cds = self._parts.configure(facts, files).cds(await self._hypervisor.network())
+        await self._hypervisor.insert_cds(cds)
+
+    def _placed_disks(self, mounts: Mapping[str, str]) -> Iterator[GuestDisk]:
+        for path, source in mounts.items():
+            if (disk := self.disks.get(source.partition("/")[0])) is not None:
+                yield attrs.evolve(disk, mount_path=path)
+        yield from (disk for disk in self.disks.values() if not disk.filesystem)
+
+    async def _bring(self, facts: PodFacts) -> None:
+        """Bring volumes that have changed into the guest. What does not reach it is tried again later."""
+        for id in sorted(self._unbrought):
+            try:
+                await self._bring_one(facts, id)
+                self._unbrought.discard(id)
+            except FailedPrecondition:  # there is no way into it, or not yet
+                break
+            except InfranetesError as error:
+                _log.info("volume {volume} of sandbox {sandbox} is not up to date in its guest: {error}",
+                          volume=id, sandbox=self._sandbox_id, error=error)  # fmt: skip
+                break
+        if self._unbrought and not self._bringing and not self._closed:
+            self._bringing = True
+            self._reactor.callLater(BRING_AGAIN_SECONDS, self._bring_again, facts)
+
+    def _bring_again(self, facts: PodFacts) -> None:
+        self._bringing = False
+        if not self._closed:
+            start(self._bring(facts)).addErrback(
+                lambda failure: _log.failure("bringing volumes into a guest failed", failure)
+            )
+
+    async def _bring_one(self, facts: PodFacts, id: str) -> None:
+        if id not in self.volumes:
+            return
+        volume = self.volumes.get(id)
+        for path, source in _mounts_of(facts, id).items():
+            files = volume.files(source.partition("/")[2])
+            if "" in files:
+                continue  # a single file, which kubelet does not change either
+            way = await self.ways.open()
+            try:
+                await way.put_files(path, files)
+            except InfranetesError as error:
+                self.ways.lost(way, error)
+                raise
+
+
+def _mounts_of(facts: PodFacts, id: str) -> Mapping[str, str]:
+    return {path: source for path, source in facts.mounts.items() if source.partition("/")[0] == id}

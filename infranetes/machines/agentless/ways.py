@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ways into one guest, and which of them is open: found out when one is needed, best first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+
+from infranetes.machines.agentless.access import IGuestAccess
+from infranetes_common.concurrency import settled, start, within
+from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
+
+PROBE_SECONDS = 5.0  # that a guest has to answer by one way
+LOOK_AGAIN_SECONDS = 30.0  # before better ways are asked again
+NONE = "none"
+
+_log = Logger()
+
+
+class Ways:
+    """The ways into one guest.
+
+    :param ways: best first. :ivar found: the one that answered last; None: none has, or it was lost.
+    :ivar troubles: why the others did not answer, by their names.
+    """
+
+    def __init__(self, clock: IReactorTime, sandbox_id: str, ways: Sequence[IGuestAccess]) -> None:
+        self.found: IGuestAccess | None = None
+        self.troubles: dict[str, str] = {}
+        self._clock = clock
+        self._sandbox_id = sandbox_id
+        self._ways = tuple(ways)
+        self._look_again_at = 0.0
+
+    @property
+    def name(self) -> str:
+        """The name of the way that answered last; none: none has."""
+        return self.found.name if self.found is not None else NONE
+
+    async def open(self, seconds: float = PROBE_SECONDS) -> IGuestAccess:
+        """Return a way that answers: the one that did before, or the best of those that do now.
+
+        While it is not the best there may be, the better ones are asked again from time to time.
+
+        :param seconds: that a way has to answer.
+        :raise FailedPrecondition: none does; the message says why, and what can be done without one."""
+        if self.found is None:
+            await self._look(seconds)
+        elif self.found is not self._ways[0] and self._clock.seconds() >= self._look_again_at:
+            start(self._look(seconds)).addErrback(lambda _: None)
+        if self.found is None:
+            raise FailedPrecondition(self._why_none())
+        return self.found
+
+    async def _look(self, seconds: float) -> None:
+        """Ask all ways at once. The best that answers is found; a better one that is slow is waited for."""
+        self._look_again_at = self._clock.seconds() + LOOK_AGAIN_SECONDS
+        asked = [(way, start(self._ask(way, seconds))) for way in self._ways]
+        try:
+            for way, answered in asked:
+                if await answered:
+                    if self.found is not way:
+                        _log.info("sandbox {sandbox}: its guest is reached by {way}",
+                                  sandbox=self._sandbox_id, way=way.name)  # fmt: skip
+                    self.found = way
+                    return
+        finally:
+            for _, answered in asked:
+                answered.cancel()
+        self.found = None
+
+    async def _ask(self, way: IGuestAccess, seconds: float) -> bool:
+        try:
+            await within(
+                self._clock, seconds, start(way.answers(seconds)), f"the guest's answer by {way.name}"
+            )
+        except InfranetesError as error:
+            self.troubles[way.name] = str(error)
+            return False
+        self.troubles.pop(way.name, None)
+        return True
+
+    def lost(self, way: IGuestAccess, error: InfranetesError) -> None:
+        """Note that a call by `way` has failed: if the guest was not reached, the next call looks anew."""
+        if isinstance(error, Unavailable) and self.found is way:
+            self.found = None
+            self.troubles[way.name] = str(error)
+
+    def _why_none(self) -> str:
+        tried = "; ".join(f"{name}: {trouble}" for name, trouble in self.troubles.items())
+        return (
+            f"the guest of sandbox {self._sandbox_id} can't run commands for the node"
+            f"{f' ({tried})' if tried else ''}: use its serial console by `kubectl attach -it`, or an image "
+            "with an SSH server and cloud-init, or with qemu-guest-agent"
+        )
+
+    def close(self) -> Deferred[None]:
+        """Close all connections. Fires when that is done, and never fails. Idempotent."""
+        self.found = None
+        return start(self._close())
+
+    async def _close(self) -> None:
+        await settled([start(way.close()) for way in self._ways])

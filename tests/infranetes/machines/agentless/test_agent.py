@@ -1,0 +1,473 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node asks a VM without our agent what it asks one with it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+from zope.interface.verify import verifyObject
+
+from infranetes.machines.agentless.access import GuestFile
+from infranetes.machines.agentless.agent import (
+    BRING_AGAIN_SECONDS,
+    PRESS_AGAIN_SECONDS,
+    AgentlessAgent,
+    GuestParts,
+)
+from infranetes.machines.agentless.configuration import PodFacts
+from infranetes.machines.agentless.memory import GuestMemory
+from infranetes.machines.agentless.ways import Ways
+from infranetes.machines.interface import IAgent
+from infranetes.providers.hypervisor import GuestState, GuestStatus
+from infranetes.providers.machine_images import Cd
+from infranetes_common.concurrency import start
+from infranetes_common.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    NotOffered,
+    ResourceExhausted,
+    Unavailable,
+)
+from infranetes_common.filesync.manifest import DIRECTORY, FILE, SYMLINK, Bounds, Change, Entry
+from infranetes_common.identity import Network
+from infranetes_common.wire import cri, vmserver
+from tests.infranetes.machines.agentless.fakes import FakeHypervisor, FakeWay
+from tests.support.inline_threads import InlineThreads
+
+T = TypeVar("T")
+BOUNDS = Bounds(1000, 1 << 30)
+ID = "c" * 64
+
+
+class Told:
+    """What a guest is told, as one CD with what the test looks at."""
+
+    def __init__(self, facts: PodFacts, files: Mapping[str, GuestFile]) -> None:
+        self._facts, self._files = facts, files
+
+    def cds(self, network: Network) -> tuple[Cd, ...]:
+        content = {path: one.content for path, one in self._files.items()}
+        return (Cd("cidata", {**content, "address": network.address.encode()}),)
+
+
+class AgentCase(SynchronousTestCase):
+    """An agent without agent of a guest with fake ways into it."""
+
+    def setUp(self) -> None:
+        self.reactor = InlineThreads()
+        self.hypervisor = FakeHypervisor()
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.memory = GuestMemory(self.reactor.reactor, Path(directory.name) / "guests")
+        self.way = FakeWay()
+        self.container = ID
+        self.facts: list[PodFacts] = []
+        self.agent = self.make_agent()
+
+    def make_agent(self) -> AgentlessAgent:
+        """Make an agent, as each daemon does."""
+
+        def configure(facts: PodFacts, files: Mapping[str, GuestFile]) -> Told:
+            self.facts.append(facts)
+            return Told(facts, files)
+
+        parts = GuestParts(
+            "s1",
+            "127.0.0.1",
+            self.hypervisor,
+            Ways(self.reactor, "s1", [self.way]),
+            configure,
+            self.memory,
+            lambda: self.container,
+            lambda: 77,
+        )
+        return AgentlessAgent(self.reactor.reactor, parts)
+
+    def do(self, work: Any) -> Any:
+        """Return what a coroutine returns that waits for nothing."""
+        return self.successResultOf(start(work))
+
+    def refused(self, kind: type[Exception], work: Any) -> str:
+        """Return why a coroutine fails."""
+        return str(self.failureResultOf(start(work), kind).value)
+
+    def put(self, id: str, *changes: Change, file: bool = False) -> Any:
+        """Return the coroutine that puts a volume."""
+
+        async def sent() -> AsyncIterator[Change]:
+            for change in changes:
+                yield change
+
+        return self.agent.put_volume(id, file=file, in_memory=True, bounds=BOUNDS, changes=sent())
+
+    def secret(self, content: bytes, id: str = "v1") -> Any:
+        """Return the coroutine that puts a Secret's volume, laid out as kubelet does."""
+        return self.put(
+            id,
+            Entry(b"", DIRECTORY, 0o755, 0, 0),
+            Entry(b"..2026", DIRECTORY, 0o755, 0, 0),
+            Entry(b"..2026/key", FILE, 0o400, 0, 0, len(content), 1),
+            content,
+            Entry(b"..data", SYMLINK, 0o777, 0, 0, target=b"..2026"),
+            Entry(b"key", SYMLINK, 0o777, 0, 0, target=b"..data/key"),
+        )
+
+    def create(self, *mounts: tuple[str, str], **more: Any) -> vmserver.ContainerState:
+        """Create the container. :param mounts: paths in the guest, and what is mounted there."""
+        return cast(vmserver.ContainerState, self.do(self.creation(*mounts, **more)))
+
+    def creation(self, *mounts: tuple[str, str], **more: Any) -> Any:
+        """Return the coroutine that creates the container."""
+        config = cri.ContainerConfig(
+            mounts=[
+                cri.Mount(container_path=path, host_path=f"infranetes-volume:{source}")
+                for path, source in mounts
+            ],
+            **more,
+        )
+        return self.agent.create(ID, "sha256:x", config, cri.PodSandboxConfig(hostname="web-0"))
+
+    def run_guest(self, *mounts: tuple[str, str]) -> None:
+        """Create and start the container."""
+        self.create(*mounts)
+        self.do(self.agent.start(ID))
+
+
+class LifeTests(AgentCase):
+    """A container that is a guest."""
+
+    def test_it_is_an_agent(self) -> None:
+        verifyObject(IAgent, self.agent)
+
+    def test_it_answers_under_its_sandbox(self) -> None:
+        info = self.do(self.agent.info())
+        self.assertEqual((info.sandbox_id, info.now_nanos, info.steady_nanos), ("s1", 77, 0))
+
+    def test_it_does_not_answer_for_a_vm_that_is_destroyed(self) -> None:
+        self.hypervisor.destroyed = True
+        self.refused(NotFound, self.agent.info())
+
+    def test_a_created_container_does_not_execute(self) -> None:
+        state = self.create()
+        self.assertEqual((state.id, state.state), (ID, cri.CONTAINER_CREATED))
+        self.assertEqual(self.hypervisor.calls, ["insert_cds"])
+
+    def test_a_command_is_refused(self) -> None:
+        self.assertIn("leave out command", self.refused(InvalidArgument, self.creation(command=["sh"])))
+        self.refused(InvalidArgument, self.creation(args=["-x"]))
+
+    def test_the_guest_is_told_its_name_environment_and_address(self) -> None:
+        self.create(envs=[cri.KeyValue(key="A", value=b"1")])
+        self.assertEqual(self.facts[0].hostname, "web-0")
+        self.assertEqual(self.facts[0].environment, {"A": "1"})
+        self.assertEqual(self.hypervisor.cds[0][0].files["address"], b"10.0.0.2/24")
+
+    def test_a_started_container_runs(self) -> None:
+        self.create()
+        state = self.do(self.agent.start(ID))
+        self.assertEqual((state.state, state.started_at), (cri.CONTAINER_RUNNING, 5))
+
+    def test_a_guest_that_powers_off_has_exited_with_0(self) -> None:
+        self.run_guest()
+        state = self.do(self.agent.stop(ID, 30))
+        self.assertEqual((state.state, state.exit_code, state.reason), (cri.CONTAINER_EXITED, 0, "Completed"))
+        self.assertNotIn("switch_off", self.hypervisor.calls)
+
+    def test_one_that_ignores_its_power_button_is_pressed_again_and_then_switched_off(self) -> None:
+        self.run_guest()
+        self.hypervisor.obeys = False
+        stopping = start(self.agent.stop(ID, 25))
+        self.reactor.advance(PRESS_AGAIN_SECONDS)
+        self.assertEqual(self.hypervisor.calls.count("press_power_button"), 2)
+        self.reactor.advance(PRESS_AGAIN_SECONDS)
+        self.assertNoResult(stopping)
+        self.reactor.advance(5)
+        state = self.successResultOf(stopping)
+        self.assertEqual((state.exit_code, state.reason), (137, "Error"))
+        self.assertEqual(self.hypervisor.calls[-1], "switch_off")
+        self.assertEqual(self.hypervisor.watched, 0)
+
+    def test_one_that_powers_off_late_is_waited_for_and_not_switched_off(self) -> None:
+        self.run_guest()
+        self.hypervisor.obeys = False
+        stopping = start(self.agent.stop(ID, 25))
+        self.reactor.advance(3)
+        self.hypervisor.become(GuestStatus(GuestState.OFF, 5, 9))
+        self.assertEqual(self.successResultOf(stopping).exit_code, 0)
+        self.assertNotIn("switch_off", self.hypervisor.calls)
+
+    def test_without_a_grace_period_it_is_switched_off_at_once(self) -> None:
+        self.run_guest()
+        self.assertEqual(self.do(self.agent.stop(ID, 0)).exit_code, 137)
+        self.assertNotIn("press_power_button", self.hypervisor.calls)
+
+    def test_one_that_never_ran_is_told_as_it_is(self) -> None:
+        self.create()
+        self.assertEqual(self.do(self.agent.stop(ID, 30)).state, cri.CONTAINER_CREATED)
+        self.assertEqual(self.hypervisor.calls, ["insert_cds"])
+
+    def test_a_cancelled_stop_leaves_nothing_that_watches(self) -> None:
+        self.run_guest()
+        self.hypervisor.obeys = False
+        stopping = start(self.agent.stop(ID, 25))
+        stopping.addErrback(lambda _: None)
+        stopping.cancel()
+        self.assertEqual(self.hypervisor.watched, 0)
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+
+    def test_removal_ends_a_guest_that_runs(self) -> None:
+        self.run_guest()
+        self.do(self.agent.remove(ID))
+        self.assertEqual(self.hypervisor.calls[-1], "switch_off")
+
+    def test_removal_of_what_is_destroyed_does_nothing(self) -> None:
+        self.hypervisor.destroyed = True
+        self.do(self.agent.remove(ID))
+
+    def test_what_only_our_agent_can_do_is_not_offered(self) -> None:
+        self.assertIn("lacks our agent", self.refused(NotOffered, self.agent.new_key()))
+        self.refused(NotOffered, self.agent.correct_clock(1, 2, 3))
+        self.assertEqual(self.do(self.agent.images()), set())
+
+
+class EventTests(AgentCase):
+    """The stream of the guest's states."""
+
+    def watched(self) -> list[vmserver.WatchEvent]:
+        """Watch the guest from now on; return the list to which its events are added."""
+        events: list[vmserver.WatchEvent] = []
+        self.stream = self.agent.watch()
+
+        async def watch() -> None:
+            async for event in self.stream:
+                events.append(event)
+
+        self.watching = start(watch())
+        self.watching.addErrback(lambda _: None)
+        return events
+
+    def states(self, events: Sequence[vmserver.WatchEvent]) -> list[int]:
+        return [one.container.state for one in events if one.HasField("container")]
+
+    def test_it_begins_with_the_present_state(self) -> None:
+        events = self.watched()
+        self.assertEqual([one.WhichOneof("event") for one in events], ["container", "synced"])
+        self.assertEqual(self.states(events), [cri.CONTAINER_CREATED])
+
+    def test_a_vm_without_a_container_has_none(self) -> None:
+        self.container = ""
+        self.assertEqual([one.WhichOneof("event") for one in self.watched()], ["synced"])
+
+    def test_each_change_is_told(self) -> None:
+        events = self.watched()
+        self.do(self.agent.start(ID))
+        self.hypervisor.become(
+            GuestStatus(GuestState.CRASHED, 5, 9, 134, "GuestPanicked", "its kernel panicked")
+        )
+        self.assertEqual(
+            self.states(events), [cri.CONTAINER_CREATED, cri.CONTAINER_RUNNING, cri.CONTAINER_EXITED]
+        )
+        last = events[-1].container
+        self.assertEqual(
+            (last.exit_code, last.reason, last.message), (134, "GuestPanicked", "its kernel panicked")
+        )
+
+    def test_a_stream_that_is_ended_no_longer_watches(self) -> None:
+        self.watched()
+        self.assertEqual(self.hypervisor.watched, 1)
+        self.stream.cancel()
+        self.assertEqual(self.hypervisor.watched, 0)
+
+
+class CommandTests(AgentCase):
+    """Commands by the ways into the guest."""
+
+    def test_a_command_runs_by_the_way_that_answers(self) -> None:
+        answer = self.do(self.agent.exec_sync(ID, ["ls", "/"], 0, 10.0, 100))
+        self.assertEqual(answer.stdout, b"ssh")
+        self.assertEqual(self.way.ran, [("ls", "/")])
+
+    def test_without_a_way_it_is_refused_with_what_can_be_done(self) -> None:
+        self.way.answer = Unavailable("nothing listens on port 22")
+        why = self.refused(FailedPrecondition, self.agent.exec_sync(ID, ["ls"], 0, 10.0, 100))
+        self.assertIn("kubectl attach", why)
+        self.assertIn("nothing listens on port 22", why)
+
+    def test_a_way_that_is_lost_is_looked_for_again(self) -> None:
+        self.do(self.agent.exec_sync(ID, ["a"], 0, 10.0, 100))
+        self.way.run_error = Unavailable("the connection was lost")
+        self.refused(Unavailable, self.agent.exec_sync(ID, ["b"], 0, 10.0, 100))
+        self.way.run_error = None
+        self.do(self.agent.exec_sync(ID, ["c"], 0, 10.0, 100))
+        self.assertEqual(self.way.asked, 2)
+
+    def test_a_command_that_fails_by_itself_does_not_lose_the_way(self) -> None:
+        self.way.run_error = NotFound("there is no such program")
+        self.refused(NotFound, self.agent.exec_sync(ID, ["a"], 0, 10.0, 100))
+        self.assertIs(self.agent.ways.found, self.way)
+
+    def test_a_session_that_no_way_serves_fails_where_it_is_read_too(self) -> None:
+        self.way.answer = Unavailable("no")
+        call = self.agent.exec()
+        self.refused(FailedPrecondition, call.send(vmserver.SessionInput()))
+
+        async def read() -> None:
+            async for _ in call:
+                pass
+
+        self.refused(FailedPrecondition, read())
+
+    def test_what_the_guest_uses_is_told_by_itself_where_it_can(self) -> None:
+        self.run_guest()
+        stats = self.do(self.agent.stats())
+        self.assertEqual(stats.machine.cpu.total_nanos, 7)
+        self.assertEqual([(one.id, one.written.bytes) for one in stats.containers], [(ID, 50)])
+        self.do(self.agent.exec_sync(ID, ["a"], 0, 10.0, 100))
+        self.assertEqual(self.do(self.agent.stats()).machine.processes, 3)
+
+    def test_and_by_its_hypervisor_where_it_no_longer_can(self) -> None:
+        self.run_guest()
+        self.do(self.agent.exec_sync(ID, ["a"], 0, 10.0, 100))
+        self.way.run_error = Unavailable("gone")
+        self.assertEqual(self.do(self.agent.stats()).machine.cpu.total_nanos, 7)
+
+
+class VolumeTests(AgentCase):
+    """Secrets, ConfigMaps and disks."""
+
+    def test_a_secret_is_told_at_boot_as_its_readers_see_it(self) -> None:
+        self.do(self.secret(b"one"))
+        self.create(("/etc/keys", "v1"))
+        self.assertEqual(self.hypervisor.cds[-1][0].files["/etc/keys/key"], b"one")
+        self.assertNotIn("/etc/keys/..data/key", self.hypervisor.cds[-1][0].files)
+
+    def test_a_part_of_a_volume_is_told_where_it_is_mounted(self) -> None:
+        self.do(self.secret(b"one"))
+        self.create(("/etc/my.key", "v1/key"))
+        self.assertEqual(self.hypervisor.cds[-1][0].files["/etc/my.key"], b"one")
+
+    def test_a_change_before_the_start_reaches_the_cd(self) -> None:
+        self.do(self.secret(b"one"))
+        self.create(("/etc/keys", "v1"))
+        self.do(self.secret(b"two"))
+        self.assertEqual(self.hypervisor.cds[-1][0].files["/etc/keys/key"], b"two")
+        self.assertEqual(self.way.files, {})
+
+    def test_a_change_of_a_running_guest_is_brought_into_it(self) -> None:
+        self.do(self.secret(b"one"))
+        self.run_guest(("/etc/keys", "v1"))
+        self.do(self.secret(b"two"))
+        self.assertEqual(self.way.files, {"/etc/keys": {"key": b"two"}})
+
+    def test_one_that_does_not_reach_the_guest_is_brought_later(self) -> None:
+        self.do(self.secret(b"one"))
+        self.run_guest(("/etc/keys", "v1"))
+        self.way.answer = Unavailable("it is booting")
+        self.do(self.secret(b"two"))
+        self.reactor.advance(BRING_AGAIN_SECONDS)
+        self.assertEqual(self.way.files, {})
+        self.way.answer = None
+        self.reactor.advance(BRING_AGAIN_SECONDS)
+        self.assertEqual(self.way.files, {"/etc/keys": {"key": b"two"}})
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+
+    def test_a_closed_agent_brings_nothing_any_more(self) -> None:
+        self.do(self.secret(b"one"))
+        self.run_guest(("/etc/keys", "v1"))
+        self.way.answer = Unavailable("it is booting")
+        self.do(self.secret(b"two"))
+        self.do(self.agent.close())
+        self.way.answer = None
+        self.reactor.advance(BRING_AGAIN_SECONDS)
+        self.assertEqual((self.way.files, self.way.closed), ({}, True))
+
+    def test_a_later_daemon_knows_where_a_volume_is_mounted(self) -> None:
+        self.do(self.secret(b"one"))
+        self.run_guest(("/etc/keys", "v1"))
+        self.agent = self.make_agent()
+        self.do(self.secret(b"two"))
+        self.assertEqual(self.way.files, {"/etc/keys": {"key": b"two"}})
+        self.assertEqual(self.hypervisor.cds[-1][0].files["/etc/keys/key"], b"two")
+
+    def test_what_was_put_is_listed_and_what_was_not_is_unknown(self) -> None:
+        self.do(self.secret(b"one"))
+        listed = self.do(self.agent.list_volume("v1", BOUNDS))
+        self.assertEqual(listed[b"..2026/key"].size, 3)
+        self.refused(NotFound, self.agent.list_volume("v2", BOUNDS))
+        self.do(self.agent.remove_volume("v1"))
+        self.refused(NotFound, self.agent.list_volume("v1", BOUNDS))
+
+    def test_a_large_volume_is_refused_and_changes_nothing(self) -> None:
+        self.do(self.secret(b"one"))
+        big = Entry(b"big", FILE, 0o644, 0, 0, 9 << 20, 1)
+        why = self.refused(ResourceExhausted, self.put("v1", big, *[b"x" * (1 << 20)] * 9))
+        self.assertIn("PersistentVolumeClaim", why)
+        self.assertNotIn(b"big", self.do(self.agent.list_volume("v1", BOUNDS)))
+
+    def test_a_link_out_of_the_volume_shows_nothing(self) -> None:
+        self.do(
+            self.put(
+                "v1",
+                Entry(b"", DIRECTORY, 0o755, 0, 0),
+                Entry(b"shadow", SYMLINK, 0o777, 0, 0, target=b"/etc/shadow"),
+                Entry(b"up", SYMLINK, 0o777, 0, 0, target=b"../../x"),
+                Entry(b"around", SYMLINK, 0o777, 0, 0, target=b"around"),
+                Entry(b"here", SYMLINK, 0o777, 0, 0, target=b"."),
+            )
+        )
+        self.create(("/v", "v1"))
+        self.assertEqual(list(self.hypervisor.cds[-1][0].files), ["address"])
+
+    def test_disks_are_told_with_where_they_are_mounted(self) -> None:
+        self.do(self.agent.mount_disk("abc", "ext4", ["noatime"]))
+        self.do(self.agent.find_disk("raw1"))
+        self.create(("/data", "abc"))
+        self.assertEqual(
+            [(one.serial, one.mount_path, one.filesystem) for one in self.facts[-1].disks],
+            [("abc", "/data", "ext4"), ("raw1", "", "")],
+        )
+
+    def test_a_volume_of_no_mount_does_not_change_the_cds(self) -> None:
+        self.create()
+        self.do(self.secret(b"one"))
+        self.assertEqual(self.hypervisor.calls, ["insert_cds"])
+
+
+class SlowWayTests(AgentCase):
+    """Several ways, of which the best may be slow."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.other = FakeWay("guest-agent")
+        self.ways = Ways(self.reactor, "s1", [self.way, self.other])
+
+    def test_the_best_way_that_answers_is_taken(self) -> None:
+        self.assertIs(self.do(self.ways.open()), self.way)
+        self.assertEqual(self.ways.name, "ssh")
+
+    def test_a_better_way_that_is_slow_is_waited_for(self) -> None:
+        self.way.answer = Deferred()
+        opening = start(self.ways.open(5.0))
+        self.assertNoResult(opening)
+        self.reactor.advance(5.0)
+        self.assertIs(self.successResultOf(opening), self.other)
+
+    def test_afterwards_nobody_waits_for_it_but_it_is_found_once_it_answers(self) -> None:
+        self.way.answer = Unavailable("not yet")
+        self.assertIs(self.do(self.ways.open()), self.other)
+        self.way.answer = None
+        self.assertIs(self.do(self.ways.open()), self.other)
+        self.reactor.advance(31.0)
+        self.do(self.ways.open())
+        self.assertIs(self.do(self.ways.open()), self.way)
+
+    def test_without_any_way_its_name_says_so(self) -> None:
+        ways = Ways(self.reactor, "s1", [])
+        self.refused(FailedPrecondition, ways.open())
+        self.assertEqual(ways.name, "none")
