@@ -34,7 +34,6 @@ from infranetes_common.errors import (
 )
 from infranetes_common.identity import Network
 from infranetes_common.reactors import IReactor
-from infranetes_common.wire import cri
 from tests.infranetes.machines.agentless.fakes import FakeHypervisor, FakeWay
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import IMAGE, FakeImages, FakeNode, FakeProvider, box, image, pod
@@ -388,5 +387,5 @@ class AskedForTests(GuestCase):
 
     def test_a_container_config_is_not_changed(self) -> None:
         _, container = self.created()
-        config = cast(cri.ContainerConfig, self.world.node.inventory.container(container).config)
+        config = self.world.node.inventory.container(container).config
         self.assertEqual(config.image.image, box().image.image)
