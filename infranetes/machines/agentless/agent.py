@@ -144,12 +144,20 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
         await self._put_cds(facts)
         return container_state(container_id, await self._hypervisor.status())
 
+    def _check(self, container_id: str) -> None:
+        if container_id != self._parts.container():
+            raise NotFound(f"there is no container {container_id} in the VM of sandbox {self._sandbox_id}")
+
     async def start(self, container_id: str) -> vmserver.ContainerState:
+        self._check(container_id)
+        if (await self._hypervisor.status()).state in (GuestState.OFF, GuestState.CRASHED):
+            raise FailedPrecondition(f"container {container_id} has ended: its guest is off")
         return container_state(container_id, await self._hypervisor.execute())
 
     async def stop(
         self, container_id: str, grace_seconds: int, within: float = CALL_SECONDS
     ) -> vmserver.ContainerState:
+        self._check(container_id)
         status = await self._hypervisor.status()
         if status.state is GuestState.RUNNING and grace_seconds > 0:
             status = await self._powered_off(grace_seconds)
@@ -179,6 +187,8 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
             unwatch()
 
     async def remove(self, container_id: str, within: float = CALL_SECONDS) -> None:
+        if self._parts.container() not in ("", container_id):
+            return
         try:
             if (await self._hypervisor.status()).state is GuestState.RUNNING:
                 await self._hypervisor.switch_off()
@@ -188,7 +198,10 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
     async def update(
         self, container_id: str, resources: cri.LinuxContainerResources
     ) -> vmserver.ContainerState:
-        return container_state(container_id, await self._hypervisor.status())
+        self._check(container_id)  # the VM's size is what limits it
+        state = container_state(container_id, await self._hypervisor.status())
+        state.resources.CopyFrom(resources)
+        return state
 
     async def stats(self, within: float = CALL_SECONDS) -> vmserver.StatsResponse:
         usage = await self._hypervisor.usage()
@@ -210,6 +223,9 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
     async def exec_sync(
         self, container_id: str, command: Sequence[str], seconds: int, limit: float, max_output: int
     ) -> vmserver.ExecSyncResponse:
+        self._check(container_id)
+        if (await self._hypervisor.status()).state is not GuestState.RUNNING:
+            raise FailedPrecondition(f"container {container_id} is not running")
         way = await self.ways.open()
         try:
             return await way.run(command, seconds, limit, max_output)

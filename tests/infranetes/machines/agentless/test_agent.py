@@ -288,6 +288,10 @@ class EventTests(AgentCase):
 class CommandTests(AgentCase):
     """Commands by the ways into the guest."""
 
+    def setUp(self) -> None:
+        super().setUp()
+        self.run_guest()
+
     def test_a_command_runs_by_the_way_that_answers(self) -> None:
         answer = self.do(self.agent.exec_sync(ID, ["ls", "/"], 0, 10.0, 100))
         self.assertEqual(answer.stdout, b"ssh")
@@ -324,7 +328,6 @@ class CommandTests(AgentCase):
         self.refused(FailedPrecondition, read())
 
     def test_what_the_guest_uses_is_told_by_itself_where_it_can(self) -> None:
-        self.run_guest()
         stats = self.do(self.agent.stats())
         self.assertEqual(stats.machine.cpu.total_nanos, 7)
         self.assertEqual([(one.id, one.written.bytes) for one in stats.containers], [(ID, 50)])
@@ -332,7 +335,6 @@ class CommandTests(AgentCase):
         self.assertEqual(self.do(self.agent.stats()).machine.processes, 3)
 
     def test_and_by_its_hypervisor_where_it_no_longer_can(self) -> None:
-        self.run_guest()
         self.do(self.agent.exec_sync(ID, ["a"], 0, 10.0, 100))
         self.way.run_error = Unavailable("gone")
         self.assertEqual(self.do(self.agent.stats()).machine.cpu.total_nanos, 7)
