@@ -70,6 +70,8 @@ class ImagesConfig:
     attempts: int = attrs.field(default=3, validator=gt(0))
     # The most bytes that one layer may unpack to.
     max_layer_bytes: int = attrs.field(default=64 << 30, validator=gt(0))
+    # The most bytes that the disk of a machine's image may have for its VM, and that its file may reach to.
+    max_disk_bytes: int = attrs.field(default=2 << 40, validator=gt(0))
     skopeo: str = attrs.field(default="skopeo", metadata=outside.names(outside.program))
 
     @property

@@ -208,6 +208,11 @@ class ImageStore:
         """The directory, where whoever keeps something beside the images (`sweep_beside`) may have it."""
         return self._directory
 
+    @property
+    def settings(self) -> ImagesConfig:
+        """The configuration that is in force."""
+        return self._config
+
     def files(self, image_id: str) -> ImageFiles:
         """Return the files of an image's layers, which stay while it is there or `held`.
 

@@ -81,10 +81,10 @@ class TarStream:
 
     A context manager: at its end the threads have ended.
 
-    :ivar offset: how many bytes were taken.
+    :ivar offset: how many bytes were taken. :param summed: False where nobody asks for the digest.
     """
 
-    def __init__(self, stream: Iterator[bytes], max_bytes: int) -> None:
+    def __init__(self, stream: Iterator[bytes], max_bytes: int, *, summed: bool = True) -> None:
         self.offset = 0
         self._chunk = memoryview(b"")
         self._max = max_bytes
@@ -94,6 +94,7 @@ class TarStream:
         self._read: SimpleQueue[bytes | BaseException] = SimpleQueue()
         self._to_sum: SimpleQueue[bytes] = SimpleQueue()
         self._stopped = False
+        self._summed = summed
         self._summing = Thread(target=self._thd_sum, daemon=True)
         self._reading = Thread(target=self._thd_read, args=(stream,), daemon=True)
         self._summing.start()
@@ -114,7 +115,8 @@ class TarStream:
                 self._free.acquire()
                 if self._stopped:
                     break
-                self._to_sum.put(chunk)
+                if self._summed:
+                    self._to_sum.put(chunk)
                 self._read.put(chunk)
             self._read.put(b"")
         except BaseException as e:
