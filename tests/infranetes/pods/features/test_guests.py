@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -76,8 +76,11 @@ class Disks:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.making: Deferred[None] | None = None
+        self.holding: Callable[[], Sequence[str]] = list
+        self.held: list[Sequence[str]] = []  # the images whose files were kept, at each call
 
     async def base(self, image: Image) -> BaseDisk:
+        self.held.append(self.holding())
         if self.making is not None:
             await self.making
         if self.error is not None:
@@ -146,6 +149,7 @@ class GuestNode(FakeNode):
         node.guests = guests
         self.join(guests)
         self.containers.machine_images.disks = self.disks
+        self.disks.holding = lambda: list(self.images.holding)
 
 
 class GuestCase(PodsTestCase):
@@ -206,6 +210,8 @@ class LifeTests(GuestCase):
         [spec] = self.provider.specs
         assert spec.request.boot is not None
         self.assertEqual(spec.request.boot.base, BASE)
+        self.assertEqual(self.world.disks.held, [[IMAGE]])
+        self.assertEqual(self.world.images.holding, [])
         record = self.record(sandbox)
         self.assertEqual((record.kind, record.state, record.image), (MACHINE, SandboxState.READY, IMAGE))
         self.assertEqual(self.state(container)[0], ContainerState.CREATED)
