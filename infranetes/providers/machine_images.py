@@ -87,6 +87,18 @@ class GuestConfiguration(Protocol):
 
 
 @attrs.frozen
+class Names:
+    """What a guest is told of names by the network that it is on.
+
+    :ivar hostname: "": nothing. :ivar servers: of DNS, by their addresses.
+    """
+
+    hostname: str = ""
+    servers: tuple[str, ...] = ()
+    searches: tuple[str, ...] = ()
+
+
+@attrs.frozen
 class BootDisk:
     """A disk that a VM has from the start, beside its root."""
 
@@ -106,6 +118,7 @@ class ImageBoot:
     # A volume that is the root, and stays when the VM ends; None: the root is a copy, which goes with the VM.
     root: BootDisk | None = None
     disks: tuple[BootDisk, ...] = ()
+    names: Names = Names()
 
 
 DRIVES = 2  # for configuration CDs, which every VM has, empty at first

@@ -88,6 +88,8 @@ def _met(need: Need) -> bool:
 # Debian's package of each program, where its name differs from the program's.
 PACKAGES = {
     "conntrack": "conntrack",
+    "dhclient": "isc-dhcp-client",
+    "dhcpcd": "dhcpcd-base",
     "dockerd": "docker.io",
     "docker": "docker.io (Debian 13: docker-cli)",
     "dnsmasq": "dnsmasq-base",

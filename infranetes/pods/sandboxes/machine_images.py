@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from functools import partial
 from typing import Protocol
 
@@ -21,7 +20,7 @@ from infranetes.pods.vm.sandbox_vm import machine_for
 from infranetes.providers import machine_annotations
 from infranetes.providers.annotations import read
 from infranetes.providers.hypervisor import IBootsImages
-from infranetes.providers.machine_images import BaseDisk, ImageBoot
+from infranetes.providers.machine_images import BaseDisk, ImageBoot, Names
 from infranetes_common.concurrency import Flight, settled, start
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 
@@ -95,8 +94,7 @@ class MachineImages:
 
     async def _launch(self, sandbox: Sandbox, image: Image) -> None:
         try:
-            async with AsyncExitStack() as held:
-                await launch(self._node, sandbox, self._undo, partial(self._prepared, sandbox, image, held))
+            await launch(self._node, sandbox, self._undo, partial(self._prepared, sandbox, image))
         except Exception:
             if not sandbox.aborted and not self._node.stopping:
                 # The image may have been removed from the catalogue, in which case it has to be pulled anew.
@@ -104,20 +102,20 @@ class MachineImages:
                 self._node.inventory.note(check, f"whether image {image.id} still exists")
             raise
 
-    async def _prepared(self, sandbox: Sandbox, image: Image, held: AsyncExitStack) -> ImageBoot | None:
-        """Return what the sandbox's VM boots; None: its cloud has the image.
-
-        :param held: keeps the image's files, which may be removed meanwhile, until the VM has them open."""
+    async def _prepared(self, sandbox: Sandbox, image: Image) -> ImageBoot | None:
+        """Return what the sandbox's VM boots; None: its cloud has the image."""
         handler = self._node.handlers.of(sandbox.record)
         if not IBootsImages.providedBy(handler.side.provider):
             return None
         if self.disks is None:
             raise FailedPrecondition(f"image {image.id} can't be booted: this node has no images of machines")
         annotations = handler.vm_annotations(sandbox.config.annotations)
-        await held.enter_async_context(self._node.images.held(image.id))
         base = await self.disks.base(image)
         hardware = machine_annotations.read(annotations).hardware_for(base)
-        return ImageBoot(base, hardware, read(annotations).disk)
+        config = sandbox.config
+        dns = config.dns_config if config.dns_config.servers else await self._node.dns()
+        names = Names(config.hostname, tuple(dns.servers), tuple(dns.searches))
+        return ImageBoot(base, hardware, read(annotations).disk, names=names)
 
     async def _undo(self, sandbox: Sandbox) -> None:
         try:

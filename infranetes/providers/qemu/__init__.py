@@ -5,6 +5,7 @@ Each room uses those above it alone, and `provider` uses them all:
 
 host        what the node gives to VMs besides its networks and files: users, and KVM
 network     the pods' network on the node: the bridge with its tables, namespaces of other programs
+dhcp        VMs that know nothing of their network are told, each on its own tap
 settings    the configuration
 program     QEMU as a program: its command line, open files, process and sockets
 vm          a VM as the daemon knows it: its record, its files, the hardware that it has while it runs

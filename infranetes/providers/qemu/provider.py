@@ -147,6 +147,7 @@ class QemuProvider:
             await self.stop()
             raise
         self._maintenance.begin()
+        await parts.uplink.resume([vm for vm in self._vms.values() if vm.alive])
         Flight(self.volumes.snapshots.sweep())  # in the background, as a VM that does not answer may delay it
         self._pod_network.watch_firewalls()
 
@@ -159,6 +160,7 @@ class QemuProvider:
         await settled([flight.join() for flight in self._under_way])
         if launcher is not None:
             await launcher.close()
+        await self._parts.uplink.close()
         for vm in self._vms.values():
             vm.detach()
             vm.changes.notify()

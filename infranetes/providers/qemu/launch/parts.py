@@ -7,7 +7,8 @@ import attrs
 
 from infranetes.providers.interface import ProviderContext
 from infranetes.providers.qemu.cgroups.placement import Placement
-from infranetes.providers.qemu.launch.uplink import BridgeUplink, NamespaceUplink, Uplink, UplinkOfRecord
+from infranetes.providers.qemu.dhcp.servers import Servers
+from infranetes.providers.qemu.launch.uplink import BridgeUplink, NamespaceUplink, UplinkOfRecord
 from infranetes.providers.qemu.network.bridge import Bridge
 from infranetes.providers.qemu.network.firewalls import BridgeFirewalls
 from infranetes.providers.qemu.network.namespaces import Namespaces
@@ -23,7 +24,7 @@ class Parts:
     """The parts that connect VMs to the network, place them in control groups and keep their consoles."""
 
     pod_network: PodNetwork  # the bridge's
-    uplink: Uplink
+    uplink: UplinkOfRecord
     placement: Placement
     consoles: ConsoleArchive
 
@@ -41,8 +42,11 @@ def make_parts(
     )
     firewalls = BridgeFirewalls(reactor, settings.bridge) if context.network_policies else None
     network = PodNetwork(reactor, bridge, settings.pod_cidr, paths.network, firewalls)
+    namespaces = Namespaces(reactor)
     uplink = UplinkOfRecord(
-        BridgeUplink(network), NamespaceUplink(Namespaces(reactor), context.joins_namespaces)
+        BridgeUplink(network),
+        NamespaceUplink(namespaces, context.joins_namespaces),
+        Servers(reactor, namespaces),
     )
     consoles = ConsoleArchive(paths.consoles, settings.kept_consoles, settings.console_size)
     return Parts(network, uplink, Placement(reactor), consoles)

@@ -3,17 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
+from twisted.logger import Logger
+
 from infranetes.providers.interface import Attachment
+from infranetes.providers.machine_images import Names
+from infranetes.providers.qemu.dhcp.servers import Guest, Servers
 from infranetes.providers.qemu.network.namespaces import Namespaces
 from infranetes.providers.qemu.network.pod_network import PodNetwork
 from infranetes.providers.qemu.vm.vm import Vm
 from infranetes.providers.subnet import gateway
-from infranetes_common.errors import FailedPrecondition
+from infranetes_common.concurrency import settled, start
+from infranetes_common.errors import FailedPrecondition, InfranetesError
 from infranetes_common.identity import Network
 from infranetes_common.pod_firewall import PodFirewall
+
+_log = Logger()
 
 
 class Uplink(Protocol):
@@ -117,12 +125,17 @@ def _attachment(vm: Vm) -> Attachment:
     return vm.record.attachment
 
 
-class UplinkOfRecord:
-    """Uses for each VM the uplink that its record names. See `Uplink`."""
+def _guest(vm: Vm) -> Guest:
+    return Guest(vm.record.tap, vm.record.attachment, vm.paths.directory)
 
-    def __init__(self, bridge: Uplink, namespaces: Uplink) -> None:
+
+class UplinkOfRecord:
+    """Uses for each VM the uplink that its record names; tells VMs their network by DHCP. See `Uplink`."""
+
+    def __init__(self, bridge: Uplink, namespaces: Uplink, dhcp: Servers) -> None:
         self._bridge = bridge
         self._namespaces = namespaces
+        self._dhcp = dhcp
 
     async def prepare(self) -> None:
         await self._bridge.prepare()
@@ -134,7 +147,33 @@ class UplinkOfRecord:
     async def join(self, vm: Vm) -> None:
         await self._of(vm).join(vm)
 
+    async def tell(self, vm: Vm, names: Names) -> None:
+        """Tell a connected VM by DHCP, from now on, what its network is, until it leaves. Idempotent.
+
+        :raise InfranetesError: it can't be told.
+        """
+        await self._dhcp.serve(_guest(vm), await self.guest_network(vm), names)
+
+    async def resume(self, vms: Iterable[Vm]) -> None:
+        """Go on to tell VMs that earlier daemons told of their network. Idempotent."""
+        await settled([start(self._resume(vm)) for vm in vms])
+
+    async def _resume(self, vm: Vm) -> None:
+        try:
+            await self._dhcp.resume(_guest(vm), partial(self.guest_network, vm))
+        except InfranetesError as error:  # the VM goes on with what it was told
+            _log.warn("VM {vm} is told its network no more: {error}", vm=vm.record.id, error=str(error))
+
+    async def close(self) -> None:
+        """Tell nobody any more. The next daemon may resume."""
+        await self._dhcp.close()
+
+    def has_address(self, vm: Vm) -> bool:
+        """Return whether a VM has asked this daemon for its address, and was given it."""
+        return self._dhcp.has_address(vm.record.tap)
+
     async def leave(self, vm: Vm) -> None:
+        await self._dhcp.stop(vm.record.tap)
         await self._of(vm).leave(vm)
 
     async def guest_network(self, vm: Vm) -> Network:

@@ -25,7 +25,7 @@ from typing import Any
 
 from infranetes.providers.interface import Attachment
 from infranetes.providers.qemu.network.bridge import open_tap
-from infranetes_common.commands import Command, run
+from infranetes_common.commands import Command, check, run
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, Unavailable
 from infranetes_common.identity import Neighbour, Network, Route, check_network
@@ -39,6 +39,12 @@ _RIGHTS = (
     "the daemon may not enter network namespaces: it needs CAP_SYS_ADMIN, which its unit does not give; give "
     "it by the drop-in systemd-cni.conf (docs/networking.md) and restart it"
 )
+_TABLE = "infranetes"
+# What waits for the daemon, which reads a few frames a second.
+_DHCP_QUEUED, _DHCP_MTU = 16, 1500
+# Behind a header of IPv4, in words of u32: the ports of DHCP's requests, and of answers.
+_REQUEST, _ANSWER = ("0x00000043", "0x0000ffff"), ("0x00430044", "0xffffffff")
+_LENGTHS = range(5, 16)  # that IPv4's header may have, in words
 _IPV6 = Path("/proc/sys/net/ipv6")  # does not exist if the kernel was started without IPv6
 
 
@@ -88,6 +94,42 @@ class Namespaces:
         filters = [_redirection(link, tap), _redirection(tap, link)]
         await self._batch(attachment, "tc", [*qdiscs, *(f"filter replace {each}" for each in filters)])
         await self._verify(attachment, link, tap)
+
+    async def divert_dhcp(self, attachment: Attachment | None, tap: str, to: str) -> None:
+        """Hand what a VM asks of DHCP to another tap, and what is sent by that to the VM alone. Idempotent.
+
+        In a CNI's network, what others answer is kept from the VM too.
+
+        :param attachment: where the VM's tap is; None: in the node's own namespace. :param to: the other tap.
+        :raise InfranetesError: it can't be done.
+        """
+        if attachment is not None:
+            await self._move(attachment, to)
+        plain = " addrgenmode none" if _has_ipv6() else ""
+        set_up = f"link set dev {to} mtu {_DHCP_MTU} txqueuelen {_DHCP_QUEUED} arp off{plain}"
+        await self._batch(attachment, "ip", [set_up, f"link set dev {to} up"])
+        commands = [f"qdisc replace dev {to} root pfifo limit {_DHCP_QUEUED}"]
+        for device in (to, tap):
+            if not await self._has_ingress(attachment, device):
+                commands.append(f"qdisc add dev {device} ingress")
+        commands.append(f"filter replace {_redirection(to, tap)}")
+        commands.append(f"filter replace {_of_udp(tap, _REQUEST, 5)} action mirred egress redirect dev {to}")
+        if attachment is not None:
+            link = attachment.interface
+            commands += [f"filter replace {_of_udp(link, _ANSWER, words)} flowid 1:1" for words in _LENGTHS]
+        await self._batch(attachment, "tc", commands)
+        if attachment is not None:
+            # These frames are not redirected, and end where the namespace's own network stack begins.
+            hook = f'type filter hook ingress device "{attachment.interface}" priority 0; policy drop;'
+            script = f"""table netdev {_TABLE} {{}}
+            delete table netdev {_TABLE}
+            table netdev {_TABLE} {{
+                chain left-there {{
+                    {hook}
+                }}
+            }}
+            """
+            await self._inside(attachment, ["nft", "-f", "-"], script.encode())
 
     async def self_test(self) -> None:
         """Send a frame from a tap to a link's other end and back, in a namespace of its own.
@@ -141,7 +183,7 @@ class Namespaces:
             return
         raise self._error(attachment, words)
 
-    async def _has_ingress(self, attachment: Attachment, device: str) -> bool:
+    async def _has_ingress(self, attachment: Attachment | None, device: str) -> bool:
         """Return whether the device has a place for filters already, perhaps another program's (clsact)."""
         shown = json.loads(await self._inside(attachment, ["tc", "-j", "qdisc", "show", "dev", device]))
         return any(each.get("kind") in ("ingress", "clsact") for each in shown)
@@ -167,12 +209,16 @@ class Namespaces:
         output = await self._inside(attachment, ["ip", "-j", *options, "-batch", "-"], script.encode())
         return [json.loads(line) for line in output.decode().splitlines() if line.strip()]
 
-    async def _batch(self, attachment: Attachment, program: str, commands: Iterable[str]) -> None:
+    async def _batch(self, attachment: Attachment | None, program: str, commands: Iterable[str]) -> None:
         script = "".join(command + "\n" for command in commands)
         await self._inside(attachment, [program, "-batch", "-"], script.encode())
 
-    async def _inside(self, attachment: Attachment, command: Sequence[str], script: bytes = b"") -> bytes:
+    async def _inside(
+        self, attachment: Attachment | None, command: Sequence[str], script: bytes = b""
+    ) -> bytes:
         """Run a program in the namespace. :raise InfranetesError: it failed, or the namespace is no more."""
+        if attachment is None:
+            return await check(self._reactor, Command(command, _SECONDS, script))
         whole = ["nsenter", f"--net={attachment.namespace}", "--", *command]
         done = await run(self._reactor, Command(whole, _SECONDS, script))
         if done.code != 0:
@@ -204,11 +250,20 @@ def _no_right(words: str) -> bool:
 
 def _redirection(device: str, to: str) -> str:
     """Return the filter that sends all frames that a device receives out by another one. Its handle makes
-    adding it idempotent."""
+    adding it idempotent, and has it come after those of `_of_udp`."""
     return (
-        f"dev {device} ingress pref 1 protocol all handle 800::1 "
+        f"dev {device} ingress pref 1 protocol all handle 800::800 "
         f"u32 match u8 0 0 action mirred egress redirect dev {to}"
     )
+
+
+def _of_udp(device: str, ports: tuple[str, str], words: int) -> str:
+    """Return the begin of the filter for datagrams with these ports that a device receives.
+
+    :param words: the length of their header of IPv4."""
+    first_fragment = f"match u8 {0x40 | words:#x} 0xff at 0 match u16 0 0x1fff at 6"
+    udp = f"match u8 17 0xff at 9 match u32 {' '.join(ports)} at {4 * words}"
+    return f"dev {device} ingress pref 1 protocol all handle 800::{words:x} u32 {first_fragment} {udp}"
 
 
 def _network(card: dict[str, Any], routes: list[Route], neighbours: list[dict[str, Any]]) -> Network:

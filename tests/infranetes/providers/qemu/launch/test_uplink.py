@@ -13,11 +13,12 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.guest.image import GuestImage
 from infranetes.providers.interface import Attachment, InstanceSpec, ProviderContext, VmRequest
+from infranetes.providers.machine_images import Names
 from infranetes.providers.qemu.cgroups.placement import Placement
 from infranetes.providers.qemu.host.privileges import QemuUser
 from infranetes.providers.qemu.launch.launcher import Launcher
 from infranetes.providers.qemu.launch.parts import make_parts
-from infranetes.providers.qemu.launch.uplink import Uplink, UplinkOfRecord
+from infranetes.providers.qemu.launch.uplink import UplinkOfRecord
 from infranetes.providers.qemu.network import namespaces
 from infranetes.providers.qemu.network.bridge import open_tap
 from infranetes.providers.qemu.settings import QemuSettings
@@ -31,9 +32,17 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.identity import Identity, Route
 from infranetes_common.pod_firewall import CLOSED
 from infranetes_common.reactors import installed
-from tests.infranetes.providers.qemu.network.test_namespaces import MAC, NamespaceCase, arrivals, failed
+from tests.infranetes.providers.qemu.network.test_namespaces import (
+    GUEST,
+    MAC,
+    NamespaceCase,
+    arrivals,
+    failed,
+)
 from tests.infranetes.providers.qemu.template.test_template import COMMAND_LINE
+from tests.support.dhcp import DISCOVER, REQUEST, Reply, message, replies_on, sent
 from tests.support.frames import IPV4, ethernet, udp
+from tests.support.waiting import until
 
 reactor = installed()
 TOKEN = "0123456789abcdef" * 2
@@ -41,7 +50,7 @@ PATHS = ProviderPaths(Path("/nowhere"), Path("/nowhere"))
 ME = QemuUser(os.getuid(), os.getgid())
 
 
-def uplink(joins_namespaces: bool) -> Uplink:
+def uplink(joins_namespaces: bool) -> UplinkOfRecord:
     context = ProviderContext(Path("/nowhere"), Path("/nowhere"), "c", "n", joins_namespaces=joins_namespaces)
     return make_parts(reactor, QemuSettings(), context, PATHS).uplink
 
@@ -84,6 +93,45 @@ class UplinkTests(NamespaceCase):
         self.assertEqual(await run_in_thread(reactor, arrivals, host.fileno(), frame), 1)
         await self.uplink.leave(self.vm)
         await self.uplink.leave(self.vm)
+
+    async def told(self, tap: int) -> Reply:
+        """Return the answer to a request of the VM's."""
+        mac = self.vm.taken_over.mac if self.vm.taken_over else GUEST
+        os.write(tap, bytes(10) + sent(mac, message(mac, DISCOVER)))
+        return (await replies_on(tap))[0]
+
+    async def test_a_vm_is_told_its_network_until_it_leaves_over_daemons(self) -> None:
+        tap = open_tap(self.vm.record.tap)
+        self.addCleanup(os.close, tap)
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        self.vm.paths = attrs.evolve(self.vm.paths, directory=directory)
+        await self.uplink.join(self.vm)
+        await self.uplink.tell(self.vm, Names("web-0"))
+        reply = await self.told(tap)
+        self.assertEqual((reply.given, reply.options[12]), ("10.4.0.7", b"web-0"))
+        self.assertFalse(self.uplink.has_address(self.vm))
+        await self.uplink.close()
+        later, found = uplink(True), vm_of(self.vm.record)
+        self.addCleanup(later.close)
+        found.paths = self.vm.paths
+        await later.resume([found])
+        self.assertEqual((await self.told(tap)).options, reply.options)
+        mac = reply.client
+        os.write(tap, bytes(10) + sent(mac, message(mac, REQUEST, own="10.4.0.7")))
+        await until(lambda: later.has_address(found), "that its address is known")
+        await later.leave(found)
+        self.assertFalse(later.has_address(found))
+        self.assertNotIn("dhc", self.pod.said("ip", "link", "show"))
+
+    async def test_one_that_can_not_be_told_any_more_holds_up_nobody(self) -> None:
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        (directory / "dhcp.json").write_text('{"hostname": "", "servers": [], "searches": []}')
+        self.vm.paths = attrs.evolve(self.vm.paths, directory=directory)
+        with capturedLogs() as events:
+            await self.uplink.resume([self.vm])
+        self.assertIn("is told its network no more", " ".join(formatEvent(each) or "" for each in events))
 
     async def test_its_address_is_asked_once(self) -> None:
         await self.uplink.addresses(self.vm)
@@ -170,8 +218,9 @@ class TornDownTests(TestCase):
 
         context = ProviderContext(root / "state", root / "run", "c", "n")
         parts = make_parts(reactor, QemuSettings(), context, paths)
-        made = cast(UplinkOfRecord, parts.uplink)
-        parts = attrs.evolve(parts, placement=Places(reactor), uplink=Leaves(made._bridge, made._namespaces))
+        made = parts.uplink
+        leaves = Leaves(made._bridge, made._namespaces, made._dhcp)
+        parts = attrs.evolve(parts, placement=Places(reactor), uplink=leaves)
         launcher = Launcher(
             reactor, QemuSettings(), records, parts, ME, paths, lambda vm: None, lambda vm: self.fail("no VM")
         )
