@@ -113,8 +113,9 @@ rooms: venv ## Draw the picture of the rooms, docs/rooms.svg, again
 	$(BIN)/python -m tests.docs.rooms
 
 .PHONY: tools
-tools: | apt-base ## Build crictl, critest, csi-sanity, vcsim and osnfs, which tests need, into build/tools
+tools: | apt-base ## Build crictl, critest, csi-sanity, vcsim and osnfs, and fetch cloud-init, which tests need, into build/tools
 	@PYTHON=$(PYTHON) tests/interop/tools
+	@tests/interop/cloud-init
 
 # Another release of Kubernetes than the one that tests have, such as v1.34.4, for tests of clusters.
 KUBERNETES ?=

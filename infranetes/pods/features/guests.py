@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -15,10 +16,11 @@ from infranetes.machines.agentless.ways import Ways
 from infranetes.machines.interface import IAgent
 from infranetes.pods.node.handlers import Handler
 from infranetes.pods.node.hooks import PodFeature
-from infranetes.pods.node.inventory import Inventory, Sandbox
+from infranetes.pods.node.inventory import Container, Inventory, Sandbox
 from infranetes.pods.store.records import SandboxRecord
+from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.providers import machine_annotations
-from infranetes.providers.hypervisor import IBootsImages, IHypervisor
+from infranetes.providers.hypervisor import GuestState, GuestStatus, IBootsImages, IHypervisor
 from infranetes.providers.machine_annotations import GuestChoices
 from infranetes.providers.machine_images import GuestConfiguration
 from infranetes_common.errors import NotFound
@@ -42,7 +44,10 @@ class GuestMakers(Protocol):
 class Guests(PodFeature):
     """Makes the agents of guests without our agent.
 
-    :param handler_of: returns a sandbox's handler. :param now: returns nanoseconds since 1970 UTC."""
+    A sandbox is lost with its guest: a new one gets a VM of its own from the image.
+
+    :param handler_of: returns a sandbox's handler. :param lost: records a READY sandbox as lost.
+    :param now: returns nanoseconds since 1970 UTC."""
 
     name = "guests without our agent"
 
@@ -53,6 +58,7 @@ class Guests(PodFeature):
         handler_of: Callable[[SandboxRecord], Handler],
         memory: GuestMemory,
         makers: GuestMakers,
+        lost: Callable[[Sandbox, str], None],
         now: Callable[[], int],
     ) -> None:
         self._reactor = reactor
@@ -60,6 +66,8 @@ class Guests(PodFeature):
         self._handler_of = handler_of
         self._memory = memory
         self._makers = makers
+        self._lost = lost
+        self._watched: dict[str, Callable[[], None]] = {}  # by sandbox: what ends the watch of its guest
         self._now = now
 
     def agent(self, sandbox_id: str, host: str, provider: IBootsImages) -> IAgent:
@@ -81,6 +89,58 @@ class Guests(PodFeature):
             self._now,
         )
         return AgentlessAgent(self._reactor, parts)
+
+    def connected(self, sandbox: Sandbox) -> None:
+        """Watch a guest with our agent: a guest that powers off takes its agent with it."""
+        provider = self._handler_of(sandbox.record).side.provider
+        if sandbox.machine.has_agent and IBootsImages.providedBy(provider) and sandbox.record.image:
+            self.disconnected(sandbox)
+            hypervisor = provider.hypervisor(sandbox.record.instance_id)
+            self._watched[sandbox.id] = hypervisor.watch(partial(self._changed, sandbox))
+
+    def _changed(self, sandbox: Sandbox, status: GuestStatus) -> None:
+        if status.state in (GuestState.OFF, GuestState.CRASHED) and sandbox.state is SandboxState.READY:
+            why = status.message or "it has powered off"
+            self._lost(sandbox, f"its guest has ended: {why}")
+
+    def disconnected(self, sandbox: Sandbox) -> None:
+        """Watch the guest no longer."""
+        if (end := self._watched.pop(sandbox.id, None)) is not None:
+            end()
+
+    def ended(self, container: Container) -> None:
+        """Have the sandbox end with its guest, unless the container is being removed."""
+        provider = self._handler_of(container.sandbox.record).side.provider
+        if container.sandbox.record.image and IBootsImages.providedBy(provider):
+            # Not now, as this is told by the watch that a lost sandbox ends.
+            self._reactor.callLater(0, self._end_with, container)
+
+    def _end_with(self, container: Container) -> None:
+        sandbox = container.sandbox
+        if (
+            sandbox.state is SandboxState.READY
+            and sandbox.ending is None
+            and container.removing is None
+            and sandbox.containers.get(container.id) is container
+        ):
+            self._lost(sandbox, "its guest has ended; its pod gets another VM")
+
+    async def sweep(self) -> None:
+        """End sandboxes whose guests have ended, where an earlier daemon did not get to it."""
+        for sandbox in list(self._inventory):
+            provider = self._handler_of(sandbox.record).side.provider
+            if sandbox.state is not SandboxState.READY or not sandbox.record.image:
+                continue
+            if not IBootsImages.providedBy(provider) or self._starts_or_runs(sandbox):
+                continue
+            with suppress(NotFound):  # its VM is being destroyed
+                status = await provider.hypervisor(sandbox.record.instance_id).status()
+                self._changed(sandbox, status)
+
+    def _starts_or_runs(self, sandbox: Sandbox) -> bool:
+        """Whether the end of a guest without our agent is told by its container."""
+        alive = any(each.state is not ContainerState.EXITED for each in sandbox.containers.values())
+        return alive and not sandbox.machine.has_agent
 
     async def resume(self, inventory: Inventory) -> None:
         """Forget the guests of sandboxes that are gone."""

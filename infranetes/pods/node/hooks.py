@@ -133,6 +133,9 @@ class PodFeature:
         """Return what of a container whose VM is gone may lack on the node, as a message; "": nothing."""
         return ""
 
+    def ended(self, container: Container) -> None:
+        """Called when a container's end is recorded."""
+
     async def release(self, container: Container) -> None:
         """Undo `prepare`: the container is removed, or its creation has failed."""
 
@@ -261,6 +264,10 @@ class Features:
 
     def unwritten(self, container: Container) -> str:
         return "; ".join(filter(None, (feature.unwritten(container) for feature in self)))
+
+    def ended(self, container: Container) -> None:
+        for feature in self:
+            feature.ended(container)
 
     async def release(self, container: Container) -> None:
         for feature in reversed(self):

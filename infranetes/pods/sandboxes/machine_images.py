@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import Protocol
 
@@ -94,7 +95,8 @@ class MachineImages:
 
     async def _launch(self, sandbox: Sandbox, image: Image) -> None:
         try:
-            await launch(self._node, sandbox, self._undo, partial(self._prepared, sandbox, image))
+            async with AsyncExitStack() as held:
+                await launch(self._node, sandbox, self._undo, partial(self._prepared, sandbox, image, held))
         except Exception:
             if not sandbox.aborted and not self._node.stopping:
                 # The image may have been removed from the catalogue, in which case it has to be pulled anew.
@@ -102,14 +104,17 @@ class MachineImages:
                 self._node.inventory.note(check, f"whether image {image.id} still exists")
             raise
 
-    async def _prepared(self, sandbox: Sandbox, image: Image) -> ImageBoot | None:
-        """Return what the sandbox's VM boots; None: its cloud has the image."""
+    async def _prepared(self, sandbox: Sandbox, image: Image, held: AsyncExitStack) -> ImageBoot | None:
+        """Return what the sandbox's VM boots; None: its cloud has the image.
+
+        :param held: keeps the image's files, which may be removed meanwhile, until the VM has them open."""
         handler = self._node.handlers.of(sandbox.record)
         if not IBootsImages.providedBy(handler.side.provider):
             return None
         if self.disks is None:
             raise FailedPrecondition(f"image {image.id} can't be booted: this node has no images of machines")
         annotations = handler.vm_annotations(sandbox.config.annotations)
+        await held.enter_async_context(self._node.images.held(image.id))
         base = await self.disks.base(image)
         hardware = machine_annotations.read(annotations).hardware_for(base)
         config = sandbox.config

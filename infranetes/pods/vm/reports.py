@@ -132,6 +132,7 @@ async def _record_exit(node: NodeContext, container: Container, report: vmserver
         if container.state in ALIVE:
             container.record = record
             pin_later(container.sandbox)
+            node.features.ended(container)
     if container.state is ContainerState.EXITED:
         node.logs.ensure(container)
 

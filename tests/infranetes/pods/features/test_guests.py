@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -76,8 +76,11 @@ class Disks:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.making: Deferred[None] | None = None
+        self.holding: Callable[[], Sequence[str]] = list
+        self.held: list[Sequence[str]] = []  # the images whose files were kept, at each call
 
     async def base(self, image: Image) -> BaseDisk:
+        self.held.append(self.holding())
         if self.making is not None:
             await self.making
         if self.error is not None:
@@ -141,11 +144,13 @@ class GuestNode(FakeNode):
             node.handlers.of,
             self.memory,
             self.makers,
+            self.sandboxes.lost,
             node.now,
         )
         node.guests = guests
         self.join(guests)
         self.containers.machine_images.disks = self.disks
+        self.disks.holding = lambda: list(self.images.holding)
 
 
 class GuestCase(PodsTestCase):
@@ -206,6 +211,8 @@ class LifeTests(GuestCase):
         [spec] = self.provider.specs
         assert spec.request.boot is not None
         self.assertEqual(spec.request.boot.base, BASE)
+        self.assertEqual(self.world.disks.held, [[IMAGE]])
+        self.assertEqual(self.world.images.holding, [])
         record = self.record(sandbox)
         self.assertEqual((record.kind, record.state, record.image), (MACHINE, SandboxState.READY, IMAGE))
         self.assertEqual(self.state(container)[0], ContainerState.CREATED)
@@ -233,12 +240,18 @@ class LifeTests(GuestCase):
         self.hypervisor.become(OFF)
         self.assertEqual(self.state(container), (ContainerState.EXITED, 0, "Completed"))
 
-    def test_it_has_so_even_if_its_vm_ends_at_once(self) -> None:
+    def test_its_sandbox_is_lost_with_it_so_that_the_pod_gets_another_vm(self) -> None:
         sandbox, container = self.running()
         self.hypervisor.become(OFF)
-        self.provider.end(self.record(sandbox).instance_id, "the guest shut down")
         self.assertEqual(self.state(container), (ContainerState.EXITED, 0, "Completed"))
+        self.world.wait(0.25)
         self.assertIs(self.record(sandbox).state, SandboxState.LOST)
+        self.do(self.world.sandboxes.stop(sandbox))
+        self.assertEqual(self.provider.instances, {})
+
+    def test_a_guest_that_was_never_started_keeps_its_sandbox(self) -> None:
+        sandbox, _ = self.created()
+        self.assertIs(self.record(sandbox).state, SandboxState.READY)
 
     def test_a_guest_that_crashes_says_why(self) -> None:
         _, container = self.running()
@@ -316,6 +329,16 @@ class SecondTests(GuestCase):
         self.failureResultOf(self.create(sandbox), ResourceExhausted)
         self.assertVacant(sandbox)
 
+    def test_one_that_ends_while_its_container_is_removed_leaves_the_sandbox(self) -> None:
+        sandbox, container = self.running()
+        self.hypervisor.obeys = False
+        stopping = start(self.world.containers.stop(container, 5))
+        removing = start(self.world.containers.remove(container))
+        self.world.wait(30.0)
+        self.successResultOf(stopping)
+        self.successResultOf(removing)
+        self.assertVacant(sandbox)
+
     def test_a_second_container_is_refused(self) -> None:
         sandbox, _ = self.created()
         why = self.failureResultOf(
@@ -336,6 +359,14 @@ class SecondTests(GuestCase):
         self.hypervisor.become(OFF)
         self.world.restart()
         self.assertEqual(self.state(container), (ContainerState.EXITED, 0, "Completed"))
+
+    def test_the_next_daemon_ends_the_sandbox_of_a_guest_whose_end_is_recorded(self) -> None:
+        sandbox, _ = self.running()
+        self.hypervisor.become(OFF)
+        self.assertIs(self.record(sandbox).state, SandboxState.READY)
+        self.world.restart()
+        self.do(self.world.node.features.sweep())
+        self.assertIs(self.record(sandbox).state, SandboxState.LOST)
 
     def test_the_next_daemon_starts_what_was_only_created(self) -> None:
         _, container = self.created()
