@@ -24,10 +24,11 @@ from infranetes_common.errors import (
     InvalidArgument,
     NotOffered,
     Unavailable,
+    code_of,
 )
 from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver
-from txgrpc import GrpcError
+from txgrpc import Code, GrpcError
 
 reactor = installed()
 T = TypeVar("T")
@@ -92,13 +93,13 @@ class GuestAccessContract(_Base):
         """Await a call, for at most as long as one may take."""
         return await Deferred.fromCoroutine(work).addTimeout(self.call_seconds, reactor)
 
-    async def run(  # type: ignore[override]
+    async def exec(
         self, *command: str, stdin: bytes = b"", seconds: int = 0, most: int = MIB
     ) -> vmserver.ExecSyncResponse:
         return await self.timed(self.access.run(command, seconds, self.call_seconds, most, stdin))
 
     async def shell(self, script: str, **options: Any) -> vmserver.ExecSyncResponse:
-        return await self.run("sh", "-c", script, **options)
+        return await self.exec("sh", "-c", script, **options)
 
     async def refused(self, kind: type[InfranetesError], work: Coroutine[Any, Any, Any]) -> str:
         """Check that a call fails with this kind of error; return its message."""
@@ -153,32 +154,32 @@ class GuestAccessContract(_Base):
             "", " ", "two words", "it's", '"', "\\", "$HOME", "`id`", "a\nb", "*", "~", "!x", "%PATH%", "-n",
             "ä€😀", "a;b|c&d>e<f(g)", "#", "=",
         ]  # fmt: skip
-        result = await self.run("sh", "-c", 'for each do printf "%s|" "$each"; done', "sh", *words)
+        result = await self.exec("sh", "-c", 'for each do printf "%s|" "$each"; done', "sh", *words)
         self.assertEqual(result.stdout.decode(), "|".join([*words, ""]))
 
     async def test_an_argument_that_no_command_can_have_is_refused(self) -> None:
         await self.refused(InvalidArgument, self.access.run(["echo", "a\0b"], 5, 5, 100))
 
     async def test_commands_run_as_root(self) -> None:
-        self.assertEqual((await self.run("id", "-u")).stdout, b"0\n")
+        self.assertEqual((await self.exec("id", "-u")).stdout, b"0\n")
 
     async def test_stdin_and_its_end_arrive_byte_for_byte(self) -> None:
-        result = await self.run("cat", stdin=BINARY)
+        result = await self.exec("cat", stdin=BINARY)
         self.assertEqual((result.stdout == BINARY, result.exit_code), (True, 0))
-        self.assertEqual((await self.run("cat")).stdout, b"")
+        self.assertEqual((await self.exec("cat")).stdout, b"")
 
     async def test_a_command_need_not_read_its_stdin(self) -> None:
-        self.assertEqual((await self.run("true", stdin=bytes(MIB))).exit_code, 0)
+        self.assertEqual((await self.exec("true", stdin=bytes(MIB))).exit_code, 0)
 
     async def test_a_program_that_is_missing_is_127_and_named(self) -> None:
         for command in ("/no/such/program", "no-such-program"):
-            result = await self.run(command, "argument")
+            result = await self.exec(command, "argument")
             self.assertEqual(result.exit_code, 127)
             self.assertIn(command.encode(), result.stderr)
 
     async def test_a_file_that_is_no_program_is_126(self) -> None:
         for command in ("/etc/passwd", "/etc"):
-            result = await self.run(command)
+            result = await self.exec(command)
             self.assertEqual(result.exit_code, 126)
             self.assertTrue(result.stderr)
 
@@ -197,7 +198,7 @@ class GuestAccessContract(_Base):
             script = f"sleep {marker} & sleep {marker}; true"
             await self.refused(DeadlineExceeded, self.access.run(["sh", "-c", script], seconds, limit, 1000))
             await self.is_over(marker)
-        self.assertEqual((await self.run("true")).exit_code, 0)
+        self.assertEqual((await self.exec("true")).exit_code, 0)
 
     async def test_a_call_that_is_cancelled_ends_its_command(self) -> None:
         marker = self.marker()
@@ -215,7 +216,7 @@ class GuestAccessContract(_Base):
         marker = self.marker()
         result = await self.shell(f"sleep {marker} & echo left")
         self.assertEqual((result.stdout, result.exit_code), (b"left\n", 0))
-        await self.run("pkill", "-xf", f"sleep {marker}")
+        await self.exec("pkill", "-xf", f"sleep {marker}")
 
     async def test_many_at_once(self) -> None:
         running = [
@@ -346,7 +347,7 @@ class GuestAccessContract(_Base):
         return [line[2:] for line in found.stdout.decode().splitlines()]
 
     async def content(self, path: str) -> bytes:
-        return (await self.run("cat", f"{self.directory}/{path}")).stdout
+        return (await self.exec("cat", f"{self.directory}/{path}")).stdout
 
     async def test_files_are_brought_with_their_content_and_modes(self) -> None:
         files = {
@@ -360,9 +361,9 @@ class GuestAccessContract(_Base):
             self.assertEqual(await self.listed(), sorted(files))
             for path, file in files.items():
                 self.assertTrue(await self.content(path) == file.content, path)
-                mode = await self.run("stat", "-L", "-c", "%a %u", f"{self.directory}/{path}")
+                mode = await self.exec("stat", "-L", "-c", "%a %u", f"{self.directory}/{path}")
                 self.assertEqual(mode.stdout.decode(), f"{file.mode:o} 0\n", path)
-        self.assertEqual((await self.run(f"{self.directory}/deep/er/run")).stdout, b"ran\n")
+        self.assertEqual((await self.exec(f"{self.directory}/deep/er/run")).stdout, b"ran\n")
 
     async def test_files_are_changed_and_those_that_are_left_out_are_gone(self) -> None:
         await self.placed(a="1", b="2")
@@ -402,7 +403,7 @@ class GuestAccessContract(_Base):
         victim = f"{self.directory}-victim"
         await self.shell(f"mkdir -p {victim} {self.directory}; ln -s {victim} {self.directory}/x")
         await self.timed(self.access.put_files(self.directory, {"x/y": GuestFile(b"1")}))
-        self.assertEqual((await self.run("ls", "-A", victim)).stdout, b"")
+        self.assertEqual((await self.exec("ls", "-A", victim)).stdout, b"")
         self.assertEqual(await self.content("x/y"), b"1")
 
     async def tearDown(self) -> None:
@@ -425,12 +426,12 @@ class GuestAccessContract(_Base):
     # Connections
 
     async def test_after_a_loss_it_is_reached_anew(self) -> None:
-        self.assertEqual((await self.run("true")).exit_code, 0)
+        self.assertEqual((await self.exec("true")).exit_code, 0)
         await self.cut()
 
         async def again() -> bool:
             try:
-                return (await self.run("echo", "again")).stdout == b"again\n"
+                return (await self.exec("echo", "again")).stdout == b"again\n"
             except Unavailable:
                 return False
 
@@ -446,7 +447,7 @@ class GuestAccessContract(_Base):
             try:
                 await waiting
             except (InfranetesError, GrpcError) as error:
-                self.assertIn("UNAVAILABLE", str(getattr(error, "code", "")).upper())
+                self.assertIs(code_of(error), Code.UNAVAILABLE, str(error))
             else:
                 raise AssertionError("it ended as if nothing were")
         await self.refused(Unavailable, self.access.run(["true"], 5, 5, 100))
