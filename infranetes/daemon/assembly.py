@@ -288,7 +288,7 @@ class Daemon(OrderedServices):
             self._add("publisher of volumes", StartStop(on_stop=self._publisher.close))
         if backends.delegate is not None:
             self._add("delegate", delegate_service(backends.delegate))
-        self._add("image store", StartStop(backends.images.start, backends.images.stop))
+        self._add("image store", StartStop(backends.start_images, backends.stop_images))
         self._add("providers", StartStop(on_stop=self._stop_providers))  # only stopped here: they start last
         if self._services is not None:
             self._add("services", self._services)

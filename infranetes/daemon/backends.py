@@ -17,11 +17,13 @@ from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.executables import Executables
 from infranetes.images.interface import IImageCatalogue
+from infranetes.images.machine.images import MachineImages
 from infranetes.images.preload import Preload, gather, gather_disks
 from infranetes.images.several import SeveralStores, Store, as_one, container_images
 from infranetes.observer import NULL_OBSERVER, Observer
 from infranetes.pods.images.layer_loads import disk_name
 from infranetes.pods.node.handler_config import CNI, DOCKER, MACHINE, SYSTEMD
+from infranetes.providers.hypervisor import IBootsImages
 from infranetes.providers.interface import (
     IHasCatalogue,
     IPodProvider,
@@ -44,13 +46,27 @@ class Backends:
     """The configured providers, the node's own first, and the image store; not yet started.
 
     :ivar cri_images: the images that we list to kubelet. :ivar make: makes a further provider, by its name.
-    :ivar delegate: the node's own runtime; None: none."""
+    :ivar delegate: the node's own runtime; None: none.
+    :ivar machines: the disks in images that VMs boot copies of; None: no pods are made of such images."""
 
     providers: Sequence[IPodProvider]
     images: Images
     cri_images: Store | SeveralStores | CatalogueSet
     make: Callable[[str], IPodProvider]
     delegate: Delegate | None = None
+    machines: MachineImages | None = None
+
+    async def start_images(self) -> None:
+        """Start what has images. :raise ConfigError: a directory can't be used."""
+        await self.images.start()
+        if self.machines is not None:
+            await self.machines.start()
+
+    async def stop_images(self) -> None:
+        """Stop what has images. Idempotent."""
+        if self.machines is not None:
+            await self.machines.stop()
+        await self.images.stop()
 
 
 def _key_of(config: Config, provider: str) -> str:
@@ -125,7 +141,18 @@ def make_backends(
         images = cri_images = as_one(stores)
     else:
         images, cri_images = images_beside(reactor, config, delegate, stores)
-    return Backends(list(providers.values()), images, cri_images, make, delegate)
+    machines = None
+    if delegate is None and _boot_images(config, providers) and (store := container_images(as_one(stores))):
+        machines = MachineImages(reactor, store)
+    return Backends(list(providers.values()), images, cri_images, make, delegate, machines)
+
+
+def _boot_images(config: Config, providers: Mapping[str, IPodProvider]) -> bool:
+    """Whether there are pods whose VMs boot images of the node's."""
+    return any(
+        config.kind_of(handler) == MACHINE and IBootsImages.providedBy(providers[config.provider_of(handler)])
+        for handler in ("", *config.handlers)
+    )
 
 
 def make_stores(
@@ -140,6 +167,8 @@ def make_stores(
     stores: dict[str, Store] = {}
     for handler in ("", *config.handlers):
         kind, name = config.kind_of(handler), config.provider_of(handler)
+        if kind == MACHINE and IBootsImages.providedBy(providers[name]):
+            kind = DOCKER  # a machine's disk comes in an image of a registry
         key = name if kind == MACHINE else kind
         if key not in stores:
             where = f"handlers.{handler}.images" if handler else "imgprovider"

@@ -18,8 +18,9 @@ from infranetes.images.executables import Executables
 from infranetes.images.several import SeveralStores, as_one
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.pods.node.handler_config import CNI, HandlerConfig
+from infranetes.providers.hypervisor import IBootsImages, IHypervisor
 from infranetes.providers.interface import IHasCatalogue, ProviderContext
-from infranetes_common.errors import ConfigError
+from infranetes_common.errors import ConfigError, NotFound
 
 
 class Machines(Executables):
@@ -34,6 +35,14 @@ class Cloud:
     """A provider with images."""
 
     catalogue = Machines()
+
+
+@implementer(IBootsImages)
+class Hypervisor:
+    """A provider whose VMs boot images of the node."""
+
+    def hypervisor(self, instance_id: str) -> IHypervisor:
+        raise NotFound("there are no VMs")
 
 
 NONE, POOL = PoolConfig(), PoolConfig(sizes=(PoolSize(count=1),))
@@ -76,6 +85,26 @@ class ImageStoreTests(SynchronousTestCase):
         )
         assert isinstance(tools, CatalogueStore) and isinstance(machines, CatalogueStore)
         self.assertEqual((tools.machine_images, machines.machine_images), (False, True))
+
+    def test_disks_of_machines_come_in_images_of_registries(self) -> None:
+        reactor: Any = Clock()
+        handlers = {"vm": HandlerConfig(images="machine"), "tools": HandlerConfig(images="systemd")}
+
+        def make(reactor: Any, name: str, table: Any, context: ProviderContext) -> Any:
+            return Hypervisor()
+
+        for config in (
+            Config(provider="qemu", imgprovider="qemu"),
+            Config(provider="qemu", handlers=handlers),
+            Config(provider="qemu", imgprovider="systemd", handlers=handlers),
+        ):
+            backends = make_backends(reactor, config, make, "file")
+            self.assertIsNotNone(backends.machines)
+            images = backends.images
+            store = images.of_name("web:1.0") if isinstance(images, SeveralStores) else images
+            self.assertIs(isinstance(store, ImageStore), config.imgprovider != "systemd")
+        config = Config(provider="qemu", handlers={"tools": HandlerConfig(images="systemd")})
+        self.assertIsNone(make_backends(reactor, config, make, "file").machines)
 
     def test_a_handler_whose_provider_has_no_images_is_told(self) -> None:
         bare: Any = object()
