@@ -36,6 +36,8 @@ APT_IMAGE := mmdebstrap e2fsprogs debian-archive-keyring
 APT_PAGE := chromium docker-registry busybox-static skopeo
 # What clouds' disks are made with.
 APT_DISK := fdisk e2fsprogs dosfstools mtools
+# What guests for tests are made with: the kernels themselves are only unpacked.
+APT_GUESTS := $(APT_DISK) busybox-static grub-common grub-pc-bin grub-efi-amd64-bin xorriso xz-utils qemu-utils
 # What the packages need to be built is in debian/control; debian/make-deb asks for it.
 APT_DEB := dpkg-dev fakeroot lintian
 # What an apt repository is made with.
@@ -74,7 +76,7 @@ apt-base:
 	$(call need,$(APT_BASE))
 
 apt-test: apt-base
-	$(call need,$(APT_TEST) $(APT_CONTAINERD) $(APT_RUN) $(APT_IMAGE) $(APT_DISK) $(APT_DEB) $(APT_REPO))
+	$(call need,$(APT_TEST) $(APT_CONTAINERD) $(APT_RUN) $(APT_IMAGE) $(APT_DISK) $(APT_GUESTS) $(APT_DEB) $(APT_REPO))
 
 .PHONY: venv
 venv: $(VENV_DONE) ## Make .venv with Infranetes and the tools of its tests
@@ -152,11 +154,15 @@ otelcol: | apt-base ## Build OpenTelemetry's collector into build/tools (once, s
 .PHONY: tools-and-image
 tools-and-image: venv proto apt-test
 ifeq ($(filter 0,$(shell id -u))$(shell command -v sudo),)
-	@echo "No guest image is built, for which root or sudo is needed: the test with a VM is skipped"
+	@echo "No guest image is built, for which root or sudo is needed: the tests with VMs are skipped"
 	@$(MAKE) --no-print-directory tools
 else
-	@$(MAKE) --no-print-directory --jobs 2 tools image
+	@$(MAKE) --no-print-directory --jobs 2 tools image test-guests
 endif
+
+.PHONY: test-guests
+test-guests: venv proto apt-test ## Make the small VM images that tests boot, into /var/lib/infranetes/test-guests
+	@$(AS_ROOT) $(BIN)/python -m tests.guests
 
 # The tests, in tiers of which each holds the one before: docs/testing.md. TESTS= picks some.
 RUN_TESTS = env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests
@@ -168,10 +174,10 @@ check: venv proto ## Run every test that needs neither root nor another program
 test: venv proto apt-test tools-and-image ## Run all tests but those of VMs and clusters, and the life of one real VM; as root or with sudo
 	@$(RUN_TESTS) --tier test $(TESTS)
 
-test-all: venv proto apt-test tools vm-tools image image-docker ## Run all tests but those that take hours: with real VMs, too
+test-all: venv proto apt-test tools vm-tools image image-docker test-guests ## Run all tests but those that take hours: with real VMs, too
 	@$(AS_ROOT) $(RUN_TESTS) --tier all $(TESTS)
 
-test-nightly: venv proto apt-test tools vm-tools image image-docker cluster-tools delegate-tools promtool otelcol ## Run all tests there are, soaks and clusters too, then Kubernetes' own suites: hours
+test-nightly: venv proto apt-test tools vm-tools image image-docker test-guests cluster-tools delegate-tools promtool otelcol ## Run all tests there are, soaks and clusters too, then Kubernetes' own suites: hours
 	$(call need,$(APT_PAGE) $(APT_CLUSTER))
 	@PYTHON=$(PYTHON) tests/cluster/tools metrics
 	@PYTHON=$(PYTHON) tests/cluster/tools storage
@@ -180,7 +186,7 @@ test-nightly: venv proto apt-test tools vm-tools image image-docker cluster-tool
 	@$(MAKE) --no-print-directory kubernetes
 
 .PHONY: test-vms
-test-vms: venv proto apt-test tools image ## Run the tests with real VMs that have their turn today, and the one that the last day's change touches most; CI_DAY= another day
+test-vms: venv proto apt-test tools image test-guests ## Run the tests with real VMs that have their turn today, and the one that the last day's change touches most; CI_DAY= another day
 	@names="$(TESTS)"; [ -n "$$names" ] || names=$$($(BIN)/python -m tests.harness.turns vms); \
 	$(MAKE) --no-print-directory vm-tools TESTS="$$names"; \
 	case "$$names" in *docker*) $(MAKE) --no-print-directory image-docker;; esac; \

@@ -30,6 +30,8 @@ from typing import Protocol, TypeVar
 
 import attrs
 
+from tests.guests import catalogue
+
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "build" / "tools"
 GUEST_IMAGES = Path("/var/lib/infranetes/guest")
@@ -144,6 +146,14 @@ def tool(name: str, tier: Tier = Tier.TEST, target: str = "tools") -> Need:
     return Need(f"{name} in build/tools", f"make {target}", tier, lambda: (TOOLS / name).exists())
 
 
+def guest(name: str) -> Need:
+    """Return the need for a guest that `tests.guests` makes, by its file's name."""
+    large = catalogue.FAMILIES[catalogue.family_of(name)].large
+    target = "test-guests-large" if large else "test-guests"
+    tier = Tier.NIGHTLY if large else Tier.TEST
+    return Need(f"the guest {name}", f"make {target}", tier, lambda: catalogue.path(name).exists())
+
+
 def _guest_image() -> bool:
     return any(Path(os.environ.get(IMAGES_VARIABLE) or GUEST_IMAGES).glob("*"))
 
@@ -208,6 +218,11 @@ def needs_programs(*names: str) -> Callable[[T], T]:
 def needs_tools(*names: str) -> Callable[[T], T]:
     """Return a decorator of tests that run these programs, which `make tools` builds."""
     return needs(*map(tool, names))
+
+
+def needs_guests(*names: str) -> Callable[[T], T]:
+    """Return a decorator of tests that boot these guests of `tests.guests`, such as `tiny.qcow2`."""
+    return needs(*map(guest, names))
 
 
 needs_root = needs(ROOT_USER)
