@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.cluster.case import ClusterCase, Manifest, container, pod, until
 from tests.cluster.components import rights
+from tests.contrib.test_virtlet import MANIFESTS as VIRTLET
 
 IN_FORCE_SECONDS = 60.0
 ASLEEP = container("main", "sleep 3600")
@@ -107,6 +108,9 @@ class RuntimeClassTests(ClusterCase):
         earlier["metadata"]["annotations"] = {"infranetes.aws.subnet": "subnet-0b", "example.com/a": "b"}
         refused = self.assertRaises(AssertionError, self.given, earlier)
         self.assertIn("infranetes.aws.subnet", str(refused))
+        earlier["metadata"]["annotations"] = {"VirtletCPUModel": "host-model"}
+        refused = self.assertRaises(AssertionError, self.given, earlier)
+        self.assertIn("VirtletCPUModel", str(refused))
 
     def test_a_namespaces_subnet_is_its_pods_whatever_they_say(self) -> None:
         words = ("infranetes.io/subnet=subnet-0a", "infranetes.io/security-groups=sg-0a,sg-0b")
@@ -116,3 +120,16 @@ class RuntimeClassTests(ClusterCase):
         found = self.given(annotated("web", subnet="subnet-of-others", set_hostname="false"))
         expected |= {"infranetes.io/set-hostname": "false"}
         self.assertEqual(found["metadata"]["annotations"], expected)
+
+    def test_virtlets_annotation_chooses_a_runtime_class_unless_the_pod_does(self) -> None:
+        manifests = VIRTLET.read_bytes()
+        self.addCleanup(self.kubectl, "delete", "--ignore-not-found", "--filename", "-", given=manifests)
+        self.kubectl("apply", "--validate=strict", "--filename", "-", given=manifests)
+        wanted = pod("web", ASLEEP)
+        wanted["metadata"]["annotations"] = {"kubernetes.io/target-runtime": "virtlet.cloud"}
+        found = self.in_force(wanted, lambda found: found["spec"].get("runtimeClassName"))
+        self.assertEqual(found["spec"]["runtimeClassName"], "virtlet")
+        self.assertEqual(found["spec"]["overhead"], {"cpu": "100m", "memory": "128Mi"})
+        wanted["spec"]["runtimeClassName"] = "infranetes"
+        self.assertEqual(self.given(wanted)["spec"]["runtimeClassName"], "infranetes")
+        self.assertNotIn("runtimeClassName", self.given(pod("plain", ASLEEP))["spec"])
