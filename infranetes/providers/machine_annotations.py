@@ -101,6 +101,12 @@ class GuestChoices:
     sysprep: str = ""  # a directory that the pod mounts, for a CD beside; "": none
     root: Root = Root.KEEP
 
+    @property
+    def objects(self) -> frozenset[tuple[str, str]]:
+        """The ConfigMaps and Secrets that it names and the pod need not mount, by kind and name."""
+        sources = (self.user_data_source, self.ssh_keys_source)
+        return frozenset((each.kind, each.name) for each in sources if isinstance(each, ObjectKey))
+
 
 @attrs.frozen
 class MachineChoices:

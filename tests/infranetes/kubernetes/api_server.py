@@ -32,6 +32,7 @@ KINDS = {
     "/apis/networking.k8s.io/v1/servicecidrs": ("networking.k8s.io/v1", "ServiceCIDR"),
 }
 _POD = re.compile(r"/api/v1/namespaces/[^/]+/pods/[^/]+")
+_SINGLE = re.compile(r"/api/v1/namespaces/[^/]+/(configmaps|secrets)/[^/]+")
 
 
 class SimulatedApiServer(Resource):
@@ -42,7 +43,8 @@ class SimulatedApiServer(Resource):
     :ivar trickle: how many bytes of a watch are sent at a time; 0: all.
     :ivar absent: paths that it does not have.
     :ivar refused: paths that are forbidden to everyone.
-    :ivar pods: single pods, by their full paths. :ivar silent: paths whose requests are never answered.
+    :ivar pods: single pods, by their full paths. :ivar single: single ConfigMaps and Secrets, likewise.
+    :ivar silent: paths whose requests are never answered.
     :ivar written: what was created and changed: the method, the path, and the document.
     :ivar asked: the query of each request, with its path as `path`. :ivar token: required of every request.
     :ivar clients: the names in the certificates of its clients.
@@ -67,6 +69,7 @@ class SimulatedApiServer(Resource):
         self.absent: set[str] = set()
         self.refused: set[str] = set()
         self.pods: dict[str, Json] = {}
+        self.single: dict[str, Json] = {}
         self.silent: set[str] = set()
         self.written: list[tuple[str, str, Json]] = []
         self.token = ""
@@ -220,6 +223,10 @@ class SimulatedApiServer(Resource):
             if path not in self.pods:
                 return _refusal(request, 404, f"pods {path.rpartition('/')[2]!r} not found")
             return json.dumps(self.pods[path]).encode()
+        if _SINGLE.fullmatch(path):
+            if path not in self.single:
+                return _refusal(request, 404, "not found")
+            return json.dumps(self.single[path]).encode()
         if query.get("watch") not in ("1", "true"):
             return self._list(request, path, query)
         if "sendInitialEvents" in query and not self.streaming:

@@ -116,6 +116,11 @@ class MachineAnnotationTests(SynchronousTestCase):
         )  # fmt: skip
         self.assertEqual(found.guest, expected)
 
+    def test_the_objects_that_it_names_are_known(self) -> None:
+        found = said(user_data_source="configmap/vm/key", ssh_keys_source="secret/people").guest
+        self.assertEqual(found.objects, {("configmap", "vm"), ("secret", "people")})
+        self.assertEqual(said(user_data_source="/etc/x").guest.objects, frozenset())
+
     def test_a_document_is_not_shown_among_other_values(self) -> None:
         self.assertNotIn("hunter2", repr(said(user_data="#cloud-config\npassword: hunter2")))
 
