@@ -48,7 +48,7 @@ mount_disk() {{
   mkdir -p "$2"
   if mountpoint -q "$2" 2>/dev/null; then return 0; fi
   # A file system is made only where nothing ever was.
-  if [ -n "$3" ] && [ "$4" = rw ] && command -v "mkfs.$3" >/dev/null &&
+  if [ -n "$3" ] && [ "${{4%%,*}}" = rw ] && command -v "mkfs.$3" >/dev/null &&
     cmp -s -n 4194304 "$found" /dev/zero; then
     "mkfs.$3" "$found" || echo "infranetes: mkfs.$3 of $2 has failed" >&2
   fi
@@ -71,15 +71,15 @@ put() {
 
 def volumes_script(volumes: Sequence[GuestVolume]) -> str:
     """Return commands of sh that mount the volumes. They may be run again. "": there are none."""
-    if not volumes:
-        return ""
     lines = []
     for volume in sorted(volumes, key=lambda each: each.path):
+        if not volume.path:
+            continue
         words = [volume.serial, volume.path]
         if not volume.block:
-            words += [volume.fs_type, "ro" if volume.read_only else "rw"]
+            words += [volume.fs_type, ",".join(["ro" if volume.read_only else "rw", *volume.options])]
         lines.append(shlex.join(["link_disk" if volume.block else "mount_disk", *words]))
-    return _FIND + "\n".join(lines) + "\n"
+    return _FIND + "\n".join(lines) + "\n" if lines else ""
 
 
 def boot_script(document: GuestDocument, files: Mapping[str, GuestFile]) -> str:

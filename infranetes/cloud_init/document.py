@@ -16,10 +16,13 @@ class GuestVolume:
     """A disk of a volume, in the guest."""
 
     serial: str
-    path: str  # where it is mounted; of a raw block volume, what leads to its device
+    path: (
+        str  # where it is mounted; of a raw block volume, what leads to its device; "": only its serial does
+    )
     fs_type: str = "ext4"  # of one that is mounted, and made on a disk that is all zeros; "": as it is
     read_only: bool = False
     block: bool = False  # raw: not mounted
+    options: tuple[str, ...] = ()  # of its mount
 
 
 @attrs.frozen

@@ -103,12 +103,17 @@ TABLE = (
 )
 
 
+def is_virtlets(name: str) -> bool:
+    """Return whether this is the name of one of Virtlet's annotations, or looks like one."""
+    return _FAMILY.fullmatch(name) is not None
+
+
 def translated(annotations: Mapping[str, str]) -> Mapping[str, str]:
     """Return a pod's annotations with Virtlet's in our own words.
 
     :raise InvalidArgument: one that is not known, is malformed, can't be served, or says something else than
         ours beside it. The message names it."""
-    given = {name: text for name, text in annotations.items() if _FAMILY.fullmatch(name)}
+    given = {name: text for name, text in annotations.items() if is_virtlets(name)}
     if not given:
         return annotations
     known = {row.name: row for row in TABLE}

@@ -22,6 +22,7 @@ from infranetes.providers.annotations import (
     read,
 )
 from infranetes.providers.interface import Size
+from infranetes.providers.virtlet import is_virtlets
 from infranetes_common.config import Bytes
 from infranetes_common.errors import InvalidArgument
 
@@ -45,7 +46,7 @@ _NOT_SET = {
     if row.name in ("service-proxy", "shared-paths")
     for name in (PREFIX + row.name, *row.aliases)
 }
-_LONG = {PREFIX + row.name: row.most for row in machine_annotations.TABLE}
+_OF_MACHINES = {PREFIX + row.name: row for row in machine_annotations.TABLE}
 
 
 @attrs.frozen
@@ -119,15 +120,20 @@ def _faults(handler: HandlerConfig, kind: str, nodes: str) -> Iterator[str]:
         if ALL in pattern[:-1] or not pattern:
             yield f"annotations.allow: {pattern[:80]!r}: expected a name, or the beginning of one and *"
     for name, value in handler.annotations.set.items():
-        if fault := _set_fault(name, value):
+        if fault := _set_fault(name, value, kind):
             yield f"annotations.set.{name}: {fault}"
 
 
-def _set_fault(name: str, value: str) -> str:
-    """Return why a handler may not set this annotation; "": it may."""
+def _set_fault(name: str, value: str, kind: str) -> str:
+    """Return why a handler of pods of this kind may not set this annotation; "": it may."""
+    if name in _OF_MACHINES and kind != MACHINE:
+        return f'{name} is for pods of images = "machine"'
+    if is_virtlets(name):
+        return f"{name[:80]} is for pods; here say {PREFIX}…, which it becomes"
     if name in _BY_KEYS:
         return f"{name} is set by this table's key {_BY_KEYS[name]}"
-    if name in _NOT_SET or len(value) > _LONG.get(name, MAX_VALUE):
+    most = _OF_MACHINES[name].most if name in _OF_MACHINES else MAX_VALUE
+    if name in _NOT_SET or len(value) > most:
         return f"{name[:80]} can't be set: it is the pod's own"
     try:
         read({name: value})

@@ -117,6 +117,19 @@ class VolumeTests(GuestCase):
             self.boot(GuestDocument("s1", volumes=(volume,)))
             self.assertEqual(any(each.startswith("mkfs") for each in self.called()), made)
 
+    def test_its_mount_has_its_options(self) -> None:
+        self.disk("virtio-v1", bytes(5 << 20))
+        volumes = (GuestVolume("v1", "/data", options=("noatime", "nodev")),)
+        self.boot(GuestDocument("s1", volumes=volumes))
+        made, mounted = self.called()
+        self.assertEqual(made, "mkfs.ext4 /dev/disk/by-id/virtio-v1")
+        self.assertEqual(mounted, "mount -t ext4 -o rw,noatime,nodev /dev/disk/by-id/virtio-v1 /data")
+
+    def test_one_without_a_path_is_left_to_the_guest(self) -> None:
+        self.assertEqual(
+            boot_script(GuestDocument("s1", volumes=(GuestVolume("v1", "", block=True),)), {}), ""
+        )
+
     def test_it_may_run_again(self) -> None:
         self.disk("virtio-v1")
         self.program("mountpoint", "exit 0")

@@ -12,6 +12,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.config import Config
 from infranetes.identity.authority import Authority
 from infranetes.providers.interface import Size
+from infranetes.providers.machine_annotations import read
+from infranetes.providers.machine_images import DiskBus
 from infranetes.service import Options
 from infranetes_common.errors import ConfigError, FailedPrecondition
 
@@ -101,6 +103,20 @@ class OptionsTests(SynchronousTestCase):
             kinds, {"": "docker", "infranetes": "docker", "cloud": "docker", "appliance": "machine"}
         )
 
+    def test_a_handler_may_be_a_class_of_machines(self) -> None:
+        document = "#cloud-config\n" + "# a comment\n" * 2000
+        text = f"""
+            [handlers.windows]
+            images = "machine"
+            [handlers.windows.annotations.set]
+            "infranetes.io/preset" = "windows"
+            "infranetes.io/firmware" = "secure-boot"
+            "infranetes.io/user-data" = '''{document}'''
+            """
+        windows = self.parsed(text=text).handlers["windows"].annotations.set
+        self.assertEqual(read(windows).hardware.disk, DiskBus.SATA)
+        self.assertEqual(read(windows).guest.user_data, document)
+
     def test_what_a_handler_can_not_mean_is_named(self) -> None:
         for text, word in (
             ('images = "floppy"', "floppy"),
@@ -117,6 +133,9 @@ class OptionsTests(SynchronousTestCase):
             ('annotations = {set = {"infranetes.io/shared-paths" = "/x"}}', "the pod's own"),
             ('annotations = {set = {"infranetes.startproxy" = "true"}}', "the pod's own"),
             ('annotations = {set = {"infranetes.sethostname" = "maybe"}}', "infranetes.sethostname"),
+            ('annotations = {set = {"infranetes.io/tpm" = "true"}}', 'images = "machine"'),
+            ('images = "machine"\nannotations = {set = {"infranetes.io/tpm" = "2.0"}}', "infranetes.io/tpm"),
+            ('images = "machine"\nannotations = {set = {VirtletCPUModel = ""}}', "VirtletCPUModel"),
         ):
             self.assertIn(word, self.refused(text=f"[handlers.x]\n{text}\n"), text)
         cni = '[handlers.x]\nnetwork = "cni"\n'
