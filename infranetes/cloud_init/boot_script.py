@@ -19,6 +19,7 @@ from infranetes.machines.agentless.access import GuestFile
 KEY_COMMENT = "infranetes-node"
 """The end of the line of the node's key, by which that of an earlier pod is found."""
 _MARKER = "/var/lib/infranetes-guest/pod"
+_LINE = 4096
 _WAIT = 60  # seconds for all disks of volumes together
 
 _FIND = f"""\
@@ -69,6 +70,12 @@ put() {
 """
 
 
+def _base64(content: bytes) -> str:
+    """Return base64 in lines that every shell takes, one at the least."""
+    text = base64.b64encode(content).decode()
+    return "".join(f"{text[at : at + _LINE]}\n" for at in range(0, max(len(text), 1), _LINE))
+
+
 def volumes_script(volumes: Sequence[GuestVolume]) -> str:
     """Return commands of sh that mount the volumes. They may be run again. "": there are none."""
     lines = []
@@ -89,9 +96,10 @@ def boot_script(document: GuestDocument, files: Mapping[str, GuestFile]) -> str:
     script = ""
     if document.node_key:
         script += _node_key(document.node_key)
-    if document.root_stays:
-        script += _for_each_pod(document.sandbox_id, document.host_key, files)
     script += volumes_script(document.volumes)
+    if document.root_stays:
+        # After the volumes, in which some may be.
+        script += _for_each_pod(document.sandbox_id, document.host_key, files)
     # In a subshell: bootcmd of the pod's own user-data is in the same script.
     return f"(\n{script})\n" if script else ""
 
@@ -118,7 +126,7 @@ def _for_each_pod(sandbox_id: str, host_key: HostKey | None, files: Mapping[str,
         wanted["/etc/ssh/ssh_host_ed25519_key.pub"] = GuestFile(host_key.public.encode() + b"\n", 0o644)
     puts = ""
     for path, file in sorted(wanted.items()):
-        body = base64.encodebytes(file.content).decode() or "\n"
+        body = _base64(file.content)
         puts += f"put {shlex.quote(path)} {file.mode & 0o7777:o} <<'END'\n{body}END\n"
     mark, pod = _MARKER, shlex.quote(sandbox_id)
     return f"""\

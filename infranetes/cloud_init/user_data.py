@@ -17,7 +17,7 @@ from infranetes.providers.machine_annotations import MountedFile, Source, key_li
 from infranetes_common.errors import InvalidArgument
 
 MAX_BYTES = 1 << 20
-_MAX_EVENTS = 20_000  # of YAML that are looked at; what comes after them, cloud-init judges
+_MAX_EVENTS = 10_000  # of YAML that are looked at; what comes after them, cloud-init judges
 _MAX_META_EVENTS = 2_000
 _MAX_DEPTH = 20
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -295,12 +295,18 @@ def read(annotations: Mapping[str, str]) -> MachineChoices:
     )
 
 
-def refuse(annotations: Mapping[str, str]) -> None:
-    """Refuse what only a pod may have whose image is the VM.
+def refuse(annotations: Mapping[str, str], provider: str = "") -> None:
+    """Refuse what only a pod may have whose image is a VM that its node boots.
 
+    :param provider: of a pod whose image is a VM that a cloud keeps; "": the pod has containers.
     :raise InvalidArgument: the message names the annotation."""
     names = {PREFIX + row.name for row in TABLE}
     for name in annotations:
+        if name in names and provider:
+            raise InvalidArgument(
+                f"annotation {name} can't be served: {provider} boots images that it keeps itself; leave it "
+                "out, or choose a RuntimeClass whose VMs run on the node"
+            )
         if name in names:
             raise InvalidArgument(
                 f"annotation {name} is for pods whose image is the VM, and this one has containers; leave it "

@@ -99,12 +99,15 @@ class Handler:
     def check_annotations(self, annotations: Mapping[str, str]) -> None:
         """Check a pod's annotations. :raise InvalidArgument: one is not allowed, or is for pods of another
         kind; the message names it."""
-        if self.kind == MACHINE:
-            annotations = translated(annotations)
-            read_annotations(annotations)
-        else:
+        if self.kind != MACHINE:
             machine_annotations.refuse(annotations)
+            self.annotations.check(annotations)
+            return
+        annotations = translated(annotations)
+        read_annotations(annotations)
         self.annotations.check(annotations)
+        if not IBootsImages.providedBy(self.side.provider):
+            machine_annotations.refuse(self.annotations.applied(annotations), self.side.name)
 
     def vm_annotations(self, annotations: Mapping[str, str]) -> dict[str, str]:
         """Return the annotations of a pod's VM: the pod's, overridden by those that the handler sets."""

@@ -195,5 +195,12 @@ class KeptRootTests(GuestCase):
         self.boot(self.document("s2"), {"/etc/app/key": GuestFile(b"two")})
         self.assertEqual(key.read_bytes(), b"two")
 
+    def test_what_is_written_into_a_volume_is_written_once_it_is_mounted(self) -> None:
+        self.disk("virtio-v1")
+        self.program("mount", 'for last; do :; done; echo old >"$last/key"')
+        document = GuestDocument("s1", instance_id="root-7", volumes=(GuestVolume("v1", "/data"),))
+        self.boot(document, {"/data/key": GuestFile(b"new")})
+        self.assertEqual((self.root / "data/key").read_bytes(), b"new")
+
     def test_a_root_that_goes_with_its_pod_has_none_of_this(self) -> None:
         self.assertEqual(boot_script(GuestDocument("s1", host_key=HOST_KEY), {"/a": GuestFile(b"")}), "")

@@ -4,18 +4,23 @@
 from __future__ import annotations
 
 import base64
+import shlex
 import subprocess
 from pathlib import Path
 
-from twisted.trial.unittest import SynchronousTestCase
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.cloud_init.cloud_config import ENVIRONMENT, MAX_FILES, environment_file
 from infranetes.cloud_init.configuration import configuration
-from infranetes.cloud_init.document import GuestDocument
+from infranetes.cloud_init.document import GuestDocument, GuestVolume
 from infranetes.machines.agentless.access import GuestFile
+from infranetes_common.concurrency import deferred
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.reactors import installed
 from tests.infranetes.cloud_init.cases import HOST_KEY, NODE_KEY, added
 
+reactor = installed()
 ENVIRONMENTS = {
     "PLAIN": "a-b.c/d:e@f=g",
     "EMPTY": "",
@@ -45,10 +50,21 @@ class FilesTests(SynchronousTestCase):
         error = self.assertRaises(InvalidArgument, configuration, GuestDocument("s1", files=held))
         self.assertIn(f"/a/large with {MAX_FILES // 2 + 1}", str(error))
 
+    def test_paths_of_any_language_are_kept(self) -> None:
+        paths = ("/etc/a b/\u00fc", "/etc/'\"\\: #", "/etc/\U0001f600", f"/etc/{'x' * 200}")
+        held = {path: GuestFile(b"") for path in paths}
+        self.assertEqual([each["path"] for each in _written(GuestDocument("s1", files=held))], sorted(paths))
+        script = _script(GuestDocument("s1", files=held, instance_id="root-7"))
+        for path in paths:
+            self.assertIn(f"put {shlex.quote(path)} 644", script)
+
     def test_paths_that_no_guest_has_are_refused(self) -> None:
         for path in ("etc/x", "/etc/../x", "/etc//x", "/etc/\n", "/etc/x/"):
-            document = GuestDocument("s1", files={path: GuestFile(b"")})
-            self.assertRaises(InvalidArgument, configuration, document)
+            for document in (
+                GuestDocument("s1", files={path: GuestFile(b"")}),
+                GuestDocument("s1", volumes=(GuestVolume("v1", path),)),
+            ):
+                self.assertRaises(InvalidArgument, configuration, document)
 
     def test_the_environment_is_a_file_that_is_there_only_if_there_is_one(self) -> None:
         (file,) = _written(GuestDocument("s1", environment={"A": "b"}))
@@ -60,6 +76,15 @@ class FilesTests(SynchronousTestCase):
         held = {ENVIRONMENT: GuestFile(b"own")}
         (file,) = _written(GuestDocument("s1", files=held, environment={"A": "b"}))
         self.assertEqual(base64.b64decode(file["content"]), b"own")
+
+
+class LargeTests(TestCase):
+    @deferred
+    async def test_as_much_as_is_allowed_keeps_nobody_waiting(self) -> None:
+        held = {f"/a/{number}": GuestFile(b"x" * (MAX_FILES // 4)) for number in range(4)}
+        for instance_id in ("", "root-7"):
+            document = GuestDocument("s1", files=held, host_key=HOST_KEY, instance_id=instance_id)
+            self.assertIsNotNone(await deferLater(reactor, 0, configuration, document))
 
 
 class EnvironmentTests(SynchronousTestCase):
@@ -86,6 +111,7 @@ class FirstBootTests(SynchronousTestCase):
         self.assertNotIn("updates", added(copy))
         self.assertEqual(added(kept)["updates"], {"network": {"when": ["boot-new-instance", "boot"]}})
         self.assertNotIn("/etc/a", _script(copy))
+        self.assertNotIn("write_files", added(kept))
         self.assertIn("put /etc/a 644", _script(kept))
         self.assertIn("put /etc/ssh/ssh_host_ed25519_key 600", _script(kept))
 

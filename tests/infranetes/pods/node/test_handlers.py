@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred
+from zope.interface import alsoProvides, noLongerProvides
 
 from infranetes.machines.pool import Pool
 from infranetes.machines.pool_config import PoolConfig, PoolSize
@@ -16,6 +17,7 @@ from infranetes.pods.node.handlers import AnnotationRule, Handler
 from infranetes.pods.node.sides import ProviderSide
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SandboxState
+from infranetes.providers.hypervisor import IBootsImages
 from infranetes.providers.interface import Instance, InstanceState, Size
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
@@ -272,6 +274,20 @@ class MachineAnnotationTests(MixedCase):
         error = self.failureResultOf(self.start(wish, "east"), InvalidArgument)
         self.assertIn("infranetes.io/preset", str(error.value))
         self.assertNothingLeft()
+
+    def setUp(self) -> None:
+        super().setUp()
+        alsoProvides(self.world.east, IBootsImages)
+
+    def test_they_are_refused_where_the_node_does_not_boot_the_image(self) -> None:
+        noLongerProvides(self.world.east, IBootsImages)
+        for handler, given in (
+            (self.handler(), {"VirtletCPUModel": "host-model"}),
+            (self.handler(annotations=AnnotationRule("east", {"infranetes.io/cpu-model": "Haswell"})), {}),
+        ):
+            error = self.assertRaises(InvalidArgument, handler.check_annotations, given)
+            self.assertIn("infranetes.io/cpu-model can't be served: east", str(error))
+        self.handler().check_annotations({"infranetes.io/spot": "true", "VirtletVCPUCount": "2"})
 
     def test_virtlets_words_become_ours_for_the_vm(self) -> None:
         given = {"VirtletVCPUCount": "2", "example.org/team": "a"}
