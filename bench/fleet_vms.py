@@ -33,14 +33,14 @@ from bench.figures import percentile
 from infranetes.identity.authority import Authority
 from infranetes_common.concurrency import sleep, start
 from infranetes_common.reactors import IReactor
+from infranetes_common.service_proxy.kernel import Kernel
+from infranetes_common.service_proxy.messages import as_update
+from infranetes_common.service_proxy.proxy import ServiceProxy
 from infranetes_common.wire import vmserver
 from tests.infranetes.kubernetes.api_server import SimulatedApiServer
 from tests.infranetes.services import objects as written
-from tests.vmserver.proxy.namespace import Namespace
+from tests.infranetes_common.service_proxy.namespace import Namespace
 from txgrpc import Call, Server, Service
-from vmserver.proxy.kernel import Kernel
-from vmserver.proxy.proxy import ServiceProxy
-from vmserver.rpc.services import as_update
 
 SANDBOX = "fleet"
 ENDPOINTS = 5

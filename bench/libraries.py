@@ -23,9 +23,9 @@ from bench import txgrpc
 from bench.figures import Missing, Report, say
 from bench.library_calls import NFTABLES, Found
 from infranetes_common.reactors import IReactor
+from tests.infranetes_common.service_proxy.namespace import Namespace
 from tests.support import oci
 from tests.support.dockerd import Dockerd, archive
-from tests.vmserver.proxy.namespace import Namespace
 
 ROUNDS = 3
 SECONDS = 300.0

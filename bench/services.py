@@ -20,10 +20,10 @@ from infranetes.services.messages import updates
 from infranetes.services.objects import Endpoint, EndpointPort, EndpointSlice, OwnNode, Service, ServicePort
 from infranetes.services.table import RuleTable
 from infranetes_common.reactors import IReactor
-from tests.vmserver.proxy.namespace import Namespace
-from vmserver.proxy.kernel import Kernel
-from vmserver.proxy.proxy import ServiceProxy
-from vmserver.rpc.services import as_update
+from infranetes_common.service_proxy.kernel import Kernel
+from infranetes_common.service_proxy.messages import as_update
+from infranetes_common.service_proxy.proxy import ServiceProxy
+from tests.infranetes_common.service_proxy.namespace import Namespace
 
 SERVICES, ENDPOINTS = 10_000, 5
 CHANGES, CONNECTIONS = 100, 2000

@@ -20,6 +20,8 @@ from infranetes.services.cluster import ClusterServices
 from infranetes.services.sender import RuleSender
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.reactors import IReactor
+from infranetes_common.service_proxy.kernel import Kernel
+from infranetes_common.service_proxy.proxy import ServiceProxy
 from infranetes_common.wire import vmserver as messages
 from tests.cluster.paths import PROGRAMS
 from tests.cluster.service_worlds import HERE, ZONE, Json, World
@@ -27,8 +29,6 @@ from tests.cluster.ways import DROPPED, NODE, NODE6, Destination, Way
 from tests.infranetes.kubernetes.api_server import SimulatedApiServer
 from tests.infranetes.services import objects as written
 from txgrpc import Call
-from vmserver.proxy.kernel import Kernel
-from vmserver.proxy.proxy import ServiceProxy
 from vmserver.rpc.services import ServiceCalls
 
 SERVICES = "/api/v1/services"

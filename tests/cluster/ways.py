@@ -25,7 +25,7 @@ from typing import TypeVar
 
 import attrs
 
-from tests.vmserver.proxy.namespace import Namespace
+from tests.infranetes_common.service_proxy.namespace import Namespace
 
 T = TypeVar("T")
 POD, POD6 = "10.1.0.9", "fd01::9"

@@ -29,7 +29,7 @@ class VmTests(SynchronousTestCase):
     def test_what_a_change_touches_most_comes_at_once_and_the_rest_is_named(self) -> None:
         paths = [
             "infranetes/services/table.py",
-            "vmserver/proxy/rules.py",
+            "infranetes_common/service_proxy/rules.py",
             "README.md",
             "tests/e2e/test_volumes.py",
         ]

@@ -47,7 +47,7 @@ TOUCHED: Mapping[str, Sequence[str]] = {
     "infranetes/guest/": ("test_pods",),
     "vmserver/containers/oci/": ("test_pods", "test_user_namespaces"),
     "vmserver/containers/docker/": ("test_docker",),
-    "vmserver/proxy/": ("test_networks",),
+    "infranetes_common/service_proxy/": ("test_networks",),
     "vmserver/firewall/": ("test_networks",),
     "debian/": ("test_packages", "test_units"),
     "demo/": ("test_demo",),

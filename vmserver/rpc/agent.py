@@ -7,6 +7,9 @@ from pathlib import Path
 
 from infranetes_common.concurrency import deferred
 from infranetes_common.reactors import IReactor
+from infranetes_common.service_proxy.kernel import Kernel
+from infranetes_common.service_proxy.proxy import ServiceProxy
+from infranetes_common.service_proxy.upkeep import Upkeep
 from infranetes_common.wire.vmserver_rpcs import agent_service
 from vmserver.config import LimitsConfig
 from vmserver.containers.provider_choice import ProviderChoice
@@ -22,9 +25,6 @@ from vmserver.machine.system_clock import KernelClock
 from vmserver.machine.timekeeping import Timekeeping
 from vmserver.network.pod_tunnel import PodTunnel
 from vmserver.pod_settings import PodSettings
-from vmserver.proxy.kernel import Kernel
-from vmserver.proxy.proxy import ServiceProxy
-from vmserver.proxy.upkeep import Upkeep
 from vmserver.rpc.clock import ClockCalls
 from vmserver.rpc.containers import ContainerCalls
 from vmserver.rpc.disks import DiskCalls

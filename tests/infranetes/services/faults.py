@@ -19,14 +19,14 @@ from infranetes.services.table import RuleTable
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
+from infranetes_common.service_proxy.kernel import Kernel
+from infranetes_common.service_proxy.listing import Listing
+from infranetes_common.service_proxy.proxy import ServiceProxy
 from infranetes_common.wire import vmserver as messages
 from tests.infranetes.kubernetes.api_server import Json, SimulatedApiServer
 from tests.infranetes.services import objects as written
-from tests.vmserver.proxy.namespace import Namespace
+from tests.infranetes_common.service_proxy.namespace import Namespace
 from txgrpc import Call
-from vmserver.proxy.kernel import Kernel
-from vmserver.proxy.listing import Listing
-from vmserver.proxy.proxy import ServiceProxy
 from vmserver.rpc.services import ServiceCalls
 
 T = TypeVar("T")

@@ -13,16 +13,16 @@ from infranetes.services.sender import RuleSender
 from infranetes.services.table import RuleTable
 from infranetes_common.concurrency import Notifier
 from infranetes_common.reactors import installed
+from infranetes_common.service_proxy.kernel import Kernel
+from infranetes_common.service_proxy.proxy import ServiceProxy
 from infranetes_common.wire import vmserver as messages
 from tests.harness.needs import needs_netns, needs_programs
 from tests.infranetes.services import objects as written
+from tests.infranetes_common.service_proxy.namespace import Namespace
 from tests.support.waiting import until
 from tests.vmserver.harness import SANDBOX
-from tests.vmserver.proxy.namespace import Namespace
 from tests.vmserver.rpc.test_agent import AgentCase
 from txgrpc import Code
-from vmserver.proxy.kernel import Kernel
-from vmserver.proxy.proxy import ServiceProxy
 
 reactor = installed()
 

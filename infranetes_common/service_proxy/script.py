@@ -30,8 +30,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from infranetes_common.addresses import nft_address
-from vmserver.proxy.placement import DROPPED, REFUSED, Placement
-from vmserver.proxy.rules import Key
+from infranetes_common.service_proxy.placement import DROPPED, REFUSED, Placement
+from infranetes_common.service_proxy.rules import Key
 
 NAME = "infranetes-services"
 FAMILIES = {4: "ip", 6: "ip6"}

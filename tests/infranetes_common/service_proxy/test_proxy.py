@@ -17,14 +17,14 @@ from infranetes_common.errors import Unavailable
 from infranetes_common.network_namespaces import thd_in_namespace
 from infranetes_common.nftables_watch import open_socket
 from infranetes_common.reactors import installed
+from infranetes_common.service_proxy import kernel, proxy, rules, script
+from infranetes_common.service_proxy.kernel import Kernel
+from infranetes_common.service_proxy.proxy import ServiceProxy, Update, Version
+from infranetes_common.service_proxy.rules import Key, Rule, Target
+from infranetes_common.service_proxy.verdict import Outcome
 from infranetes_common.wire import vmserver as messages
 from tests.harness.needs import needs_netns
-from tests.vmserver.proxy.namespace import Namespace
-from vmserver.proxy import kernel, proxy, rules, script
-from vmserver.proxy.kernel import Kernel
-from vmserver.proxy.proxy import ServiceProxy, Update, Version
-from vmserver.proxy.rules import Key, Rule, Target
-from vmserver.proxy.verdict import Outcome
+from tests.infranetes_common.service_proxy.namespace import Namespace
 
 reactor = installed()
 POD = "10.1.0.9"

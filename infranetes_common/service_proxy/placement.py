@@ -13,7 +13,7 @@ from ipaddress import ip_address, ip_network
 
 import attrs
 
-from vmserver.proxy.rules import Rule, Target
+from infranetes_common.service_proxy.rules import Rule, Target
 
 REFUSED, DROPPED = "refused", "dropped"
 

@@ -13,8 +13,8 @@ from infranetes_common.concurrency import deferred, run_in_thread, settled, star
 from infranetes_common.errors import InfranetesError
 from infranetes_common.nftables_watch import TablesWatch
 from infranetes_common.reactors import IReactor
-from vmserver.proxy.kernel import Kernel
-from vmserver.proxy.proxy import ServiceProxy
+from infranetes_common.service_proxy.kernel import Kernel
+from infranetes_common.service_proxy.proxy import ServiceProxy
 
 MEND_SECONDS = 600.0  # between two checks of the tables, each of which wakes an idle VM
 

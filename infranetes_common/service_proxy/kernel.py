@@ -17,8 +17,8 @@ from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.nftables import Scripts
 from infranetes_common.nftables_watch import Mend, TablesWatch, open_socket
 from infranetes_common.reactors import IReactor
-from vmserver.proxy import listing, script
-from vmserver.proxy.rules import Key, Target
+from infranetes_common.service_proxy import listing, script
+from infranetes_common.service_proxy.rules import Key, Target
 
 SECONDS = 60.0  # for a listing of everything in an emulated VM
 MAX_LISTING = 64 << 20  # bytes; 10,000 rules with 5 endpoints each are listed in 5 MB

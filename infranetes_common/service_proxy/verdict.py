@@ -9,8 +9,8 @@ from ipaddress import ip_address, ip_network
 
 import attrs
 
-from vmserver.proxy.placement import DROPPED, Placement
-from vmserver.proxy.rules import Key, Target
+from infranetes_common.service_proxy.placement import DROPPED, Placement
+from infranetes_common.service_proxy.rules import Key, Target
 
 
 class Outcome(enum.Enum):

@@ -24,11 +24,11 @@ from twisted.logger import Logger
 from infranetes_common.addresses import Network
 from infranetes_common.concurrency import shielded
 from infranetes_common.errors import InfranetesError, InvalidArgument, Unavailable
-from vmserver.proxy import script
-from vmserver.proxy.kernel import Kernel
-from vmserver.proxy.placement import Placement, place
-from vmserver.proxy.rules import Key, Rule
-from vmserver.proxy.verdict import Verdict, judge
+from infranetes_common.service_proxy import script
+from infranetes_common.service_proxy.kernel import Kernel
+from infranetes_common.service_proxy.placement import Placement, place
+from infranetes_common.service_proxy.rules import Key, Rule
+from infranetes_common.service_proxy.verdict import Verdict, judge
 
 BATCH = 500  # keys changed in one transaction
 MAX_KEYS = 200_000

@@ -13,9 +13,9 @@ from ipaddress import ip_address
 
 import attrs
 
-from vmserver.proxy import script
-from vmserver.proxy.placement import DROPPED, Placement
-from vmserver.proxy.rules import MAX_ENDPOINTS, Key, Target
+from infranetes_common.service_proxy import script
+from infranetes_common.service_proxy.placement import DROPPED, Placement
+from infranetes_common.service_proxy.rules import MAX_ENDPOINTS, Key, Target
 
 _BLOCK = re.compile(r"^\t(map|set|chain) (\S+) \{$")
 _ELEMENT = re.compile(r"[^,]+")
