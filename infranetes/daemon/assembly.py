@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -80,8 +81,9 @@ from infranetes.pods.vm.node_names import node_dns
 from infranetes.pods.vm.sandbox_vm import reachable_machines
 from infranetes.policies.cluster import ClusterPolicies
 from infranetes.providers import registry
-from infranetes.providers.interface import IInVpc
+from infranetes.providers.interface import IBridgesVms, IInVpc
 from infranetes.services.cluster import ClusterServices
+from infranetes.services.node_proxy import NodeProxy
 from infranetes.stats.gather import Gatherer
 from infranetes.streaming.server import StreamingServer
 from infranetes.tracing.make import make_tracer
@@ -166,6 +168,13 @@ class Daemon(OrderedServices):
         if server is None or not self._config.kubernetes.service_proxy:
             return None
         return ClusterServices(self._reactor, server, self._config.node)
+
+    def _make_node_proxies(self) -> Iterable[NodeProxy]:
+        """Yield what translates Services' addresses on the node, for VMs that boot anybody's images."""
+        rules = self._services if self._backends.machines is not None else None
+        for provider in self._backends.providers:
+            if IBridgesVms.providedBy(provider):
+                yield NodeProxy(self._reactor, provider.bridge, rules)
 
     def _make_policies(self, server: ApiServer | None) -> ClusterPolicies | None:
         """Make the source of network policies; None: pods may receive and send everything."""
@@ -292,6 +301,8 @@ class Daemon(OrderedServices):
         self._add("providers", StartStop(on_stop=self._stop_providers))  # only stopped here: they start last
         if self._services is not None:
             self._add("services", self._services)
+        for proxy in self._make_node_proxies():
+            self._add("services on the node", StartStop(proxy.start, proxy.stop))
         if self._policies is not None:
             self._add("policies", self._policies)
         if self._pod_events is not None:

@@ -369,6 +369,12 @@ class RefusedPackets:
     lately: int  # of these, since the provider looked last time
 
 
+class IBridgesVms(Interface):
+    """Also provided by an IPodProvider whose VMs are on a bridge of the node."""
+
+    bridge: str = Attribute("The bridge's name.")
+
+
 class ICountsRefusals(Interface):
     """Also provided by an IPodProvider that gives pods shares of what the node's kernel has once for all."""
 

@@ -7,5 +7,7 @@
     table      all rules, numbered by change; the changes that a VM lacks after a number
     messages   these changes as messages, made once for all VMs that lack the same
 
+`node_proxy` has the node itself translate for VMs that can't.
+
 All of these are plain values and functions: none of them reads, writes or waits.
 """

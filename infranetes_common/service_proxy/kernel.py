@@ -37,11 +37,17 @@ class Kernel:
     """The tables of a network namespace.
 
     :param namespace: its name; none: the process's own. :param opener: `open_socket` there.
+    :ivar tables: which tables.
     """
 
     def __init__(
-        self, reactor: IReactor, namespace: str = "", opener: Callable[[], socket.socket] = open_socket
+        self,
+        reactor: IReactor,
+        namespace: str = "",
+        opener: Callable[[], socket.socket] = open_socket,
+        tables: script.Tables = script.MACHINE,
     ) -> None:
+        self.tables = tables
         self._opener = opener
         self._reactor = reactor
         self._inside = ["ip", "netns", "exec", namespace] if namespace else []
@@ -50,7 +56,7 @@ class Kernel:
 
     def watch(self, mend: Mend) -> TablesWatch:
         """Return a watch that calls `mend` when another program changes the tables."""
-        tables = [(family, script.NAME) for family in script.FAMILIES.values()]
+        tables = [(script.FAMILIES[version], self.tables.name) for version in self.tables.versions]
         return TablesWatch(self._reactor, tables, mend, self._opener)
 
     async def change(self, text: str) -> None:
@@ -63,17 +69,17 @@ class Kernel:
         :raise Unavailable: nft fails, as when memory is short: the table is there, and may be in force.
         """
         family = script.FAMILIES[version]
-        command = [*self._inside, "nft", "list", "table", family, script.NAME]
+        command = [*self._inside, "nft", "list", "table", family, self.tables.name]
         found = await run(self._reactor, Command(command, SECONDS, most=MAX_LISTING))
         if found.code:
             tables = await check(
                 self._reactor, Command([*self._inside, "nft", "list", "tables", family], SECONDS)
             )
-            if f"table {family} {script.NAME}".encode() not in tables.splitlines():
+            if f"table {family} {self.tables.name}".encode() not in tables.splitlines():
                 return None
             self._unread += 1
             if self._unread < GIVEN_UP:
-                raise Unavailable(f"the table {family} {script.NAME} can't be listed: {found.message()}")
+                raise Unavailable(f"the table {family} {self.tables.name} can't be listed: {found.message()}")
             _log.warn("the service proxy's table {family} is made anew: it can't be listed", family=family)
             return None
         self._unread = 0
@@ -107,14 +113,18 @@ class Kernel:
             _log.warn("connections to endpoints that are gone may continue: {error}", error=error)
 
     async def addresses(self) -> list[str]:
-        """Return this namespace's addresses. :raise InfranetesError: why they are not known."""
+        """Return the addresses of the tables' only client, this namespace; none: there may be several.
+
+        :raise InfranetesError: why they are not known."""
+        if self.tables.bridge:
+            return []
         text = await check(self._reactor, Command([*self._inside, "ip", "-json", "address"], SECONDS))
         return [each["local"] for link in json.loads(text) for each in link.get("addr_info", ())]
 
     async def chain(self, key: Key) -> str | None:
         """Return where a key's connections go in the kernel. None: it has nothing for them."""
         for name in ("services", "refusals"):
-            command = ["nft", "get", "element", script.FAMILIES[key.version], script.NAME, name]
+            command = ["nft", "get", "element", script.FAMILIES[key.version], self.tables.name, name]
             found = await run(
                 self._reactor, Command([*self._inside, *command, f"{{ {script.written(key)} }}"], SECONDS)
             )
@@ -124,7 +134,8 @@ class Kernel:
 
     async def counters(self, version: int) -> dict[str, int]:
         """Return the packets that a family's table has counted; nothing if it is not there."""
-        command = [*self._inside, "nft", "list", "counters", "table", script.FAMILIES[version], script.NAME]
+        family, name = script.FAMILIES[version], self.tables.name
+        command = [*self._inside, "nft", "list", "counters", "table", family, name]
         found = await run(self._reactor, Command(command, SECONDS))
         return listing.counters("" if found.code else found.stdout.decode(errors="replace"))
 

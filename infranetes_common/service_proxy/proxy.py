@@ -147,7 +147,7 @@ class ServiceProxy:
         if key is not None and await self._kernel.chain(key) != (placed.chain if placed else None):
             await self.mend()
         counters = Counter[str]()
-        for version in script.FAMILIES:
+        for version in self._kernel.tables.versions:
             counters.update(await self._kernel.counters(version))
         flows, max_flows = await self._kernel.flows()
         verdict = None
@@ -160,18 +160,18 @@ class ServiceProxy:
     async def _learn(self) -> None:
         """Read the kernel's tables, and make those that are missing or broken."""
         self._placed, self._chains = {}, set()
-        self._ranges = dict.fromkeys(script.FAMILIES, ())
-        for version in script.FAMILIES:
+        self._ranges = dict.fromkeys(self._kernel.tables.versions, ())
+        for version in self._kernel.tables.versions:
             found = await self._kernel.read(version)
             if found is None or not found.chains >= script.CHAINS:
-                await self._kernel.change(script.table(version))
+                await self._kernel.change(self._kernel.tables.table(version))
                 continue
             self._placed |= found.placements
             self._ranges[version] = found.ranges
             self._chains |= {(version, name) for name in found.chains}
             used = {key.address for key, its in found.placements.items() if its.cluster_ip}
             if unused := found.cluster_ips - used:
-                await self._kernel.change(script.changes(version, {}, old_addresses=unused))
+                await self._kernel.change(self._kernel.tables.changes(version, {}, old_addresses=unused))
         self._cluster_ips = Counter(_addresses(self._placed.items()))
         self._known = True
 
@@ -197,7 +197,7 @@ class ServiceProxy:
 
     async def _place(self, wanted: Mapping[Key, Placement | None]) -> None:
         """Change the tables, some keys at a time."""
-        for version in script.FAMILIES:
+        for version in self._kernel.tables.versions:
             changed = (
                 (key, (self._placed.get(key), its))
                 for key, its in wanted.items()
@@ -212,18 +212,18 @@ class ServiceProxy:
         """Remove the chains that no rule uses: Services may ask for others and others."""
         used = {(key.version, its.chain) for key, its in self._placed.items()}
         unused = [each for each in self._chains - used if script.CHAIN.fullmatch(each[1])]
-        for version in script.FAMILIES:
+        for version in self._kernel.tables.versions:
             names = (name for its, name in unused if its == version)
             while batch := list(islice(names, BATCH)):
-                await self._kernel.change(script.without_chains(version, batch))
+                await self._kernel.change(self._kernel.tables.without_chains(version, batch))
         self._chains.difference_update(unused)
         self._used_chains = len(self._chains)
 
     async def _drop(self, wanted: Mapping[int, tuple[str, ...]]) -> None:
         """Drop packets to these address ranges that go to no Service. :param wanted: by IP version."""
         for version, networks in wanted.items():
-            if networks != self._ranges[version]:
-                await self._kernel.change(script.ranges(version, networks))
+            if networks != self._ranges.get(version, networks):
+                await self._kernel.change(self._kernel.tables.ranges(version, networks))
                 self._ranges[version] = networks
 
     async def _change_batch(self, version: int, batch: Mapping[Key, script.Change]) -> None:
@@ -233,8 +233,8 @@ class ServiceProxy:
         old = Counter(_addresses((key, its) for key, (its, _) in batch.items()))
         counts = Counter({each: self._cluster_ips[each] + new[each] - old[each] for each in new | old})
         await self._kernel.change(
-            script.chains(version, sorted(chains))
-            + script.changes(
+            self._kernel.tables.chains(version, sorted(chains))
+            + self._kernel.tables.changes(
                 version,
                 batch,
                 new_addresses=[each[1] for each in counts if counts[each] and not self._cluster_ips[each]],

@@ -20,6 +20,7 @@ from zope.interface import implementer
 from infranetes.guest import image as images
 from infranetes.providers.interface import (
     Console,
+    IBridgesVms,
     ICountsRefusals,
     IFirewallsPods,
     IGivesIdentityPrivately,
@@ -79,7 +80,7 @@ _log = Logger()
 
 
 @implementer(IPodProvider, IFirewallsPods, IGivesIdentityPrivately, IHasConsoles, IHasGuestImage, IHasVolumes)
-@implementer(ICountsRefusals, IJoinsNamespaces, IPinsVms, IPlacesVms, IResizesVms, IShowsDisks)
+@implementer(IBridgesVms, ICountsRefusals, IJoinsNamespaces, IPinsVms, IPlacesVms, IResizesVms, IShowsDisks)
 class QemuProvider:
     """See `IPodProvider`."""
 
@@ -88,6 +89,7 @@ class QemuProvider:
     def __init__(self, reactor: IReactor, settings: QemuSettings, context: ProviderContext) -> None:
         self._reactor = reactor
         self._settings = settings
+        self.bridge = settings.bridge
         self._context = context
         self._paths = ProviderPaths(context.state_dir / self.name, context.run_dir / self.name)
         self._records = VmRecords(self._paths.vms)

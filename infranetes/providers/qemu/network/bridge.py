@@ -20,6 +20,11 @@ Packets to an address of the subnet that no VM has are dropped, since each would
 neighbour table. Of the tables that the node has for all, each VM has a share (`shares`), as of the memory for
 fragments (`fragments`).
 
+For a VM that knows nothing of Kubernetes, the node translates Services' addresses. So what other VMs send to
+it is routed by the node, which else would not see the answers of an endpoint on the bridge. The VM may itself
+be the endpoint: then it sees the node as the client, and where the kernel translates bridged packets already
+(br_netfilter), these go out by the port that they came in by (hairpin), as nothing that is for all does.
+
 Packets to the node's loopback addresses are dropped: other programs, such as kube-proxy, have the kernel take
 them from every interface (route_localnet). The bridge neither heeds nor sends redirects, nor lets a packet
 choose its way.
@@ -89,6 +94,8 @@ class BridgePort:
     tap: str
     address: str
     agent_port: int = attrs.field(default=AGENT_PORT, eq=False)
+    # Whether the node translates Services' addresses for the VM, since nothing in it does.
+    served: bool = attrs.field(default=False, eq=False)
 
     @property
     def mac(self) -> str:
@@ -130,6 +137,23 @@ def open_tap(name: str) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _for_served(group: int) -> str:
+    """Return the part of the bridge's table that is for VMs for which the node translates addresses."""
+    return f"""
+            set served {{ type ipv4_addr; }}
+            chain to-served {{
+                type filter hook prerouting priority -150; policy accept;
+                iifgroup {group} ether daddr & 01:00:00:00:00:00 == 00:00:00:00:00:00 \
+                    ip daddr @served ether daddr set {MAC} meta pkttype set host
+            }}
+            set reflections {{ type ifname . ifname; }}
+            chain reflections {{
+                type filter hook forward priority -200; policy accept;
+                ether daddr & 01:00:00:00:00:00 != 00:00:00:00:00:00 \
+                    iifname . oifname @reflections drop
+            }}"""
 
 
 class _InterfaceAddress(TypedDict):
@@ -281,8 +305,10 @@ class Bridge:
             f"""table ip {table} {{}}
             delete table ip {table}
             table ip {table} {{
+                set hairpins {{ type ipv4_addr . ipv4_addr; }}
                 chain postrouting {{
                     type nat hook postrouting priority srcnat; policy accept;
+                    ip saddr . ip daddr @hairpins ct status dnat masquerade
                     {direct}ip saddr {network} ip daddr != {network} masquerade
                 }}
                 set addresses {{ type ipv4_addr; }}
@@ -348,6 +374,7 @@ class Bridge:
                     iifname . arp saddr ether . arp saddr ip @pods accept
                 drop
             }}
+            {_for_served(self._group)}
             chain error {{
                 icmp type {{ {ERRORS} }} ip saddr . {QUOTED_TO} @errors return
                 counter drop
@@ -376,6 +403,8 @@ class Bridge:
         if self._has_ipv6():
             link += " addrgenmode none"  # the node itself has no address on the tap
         port_settings = f"learning off flood off group_fwd_mask {_GROUP_FORWARD_MASK:#x}"
+        if port.served:
+            port_settings += " hairpin on"
         await self._batch(
             "ip",
             [
@@ -423,6 +452,10 @@ class Bridge:
             f"bridge {table} errors": quoted,
             f"ip {table} addresses": port.address,
         }
+        if port.served:
+            found[f"bridge {table} served"] = port.address
+            found[f"bridge {table} reflections"] = f'"{port.tap}" . "{port.tap}"'
+            found[f"ip {table} hairpins"] = f"{port.address} . {port.address}"
         if port.agent_port != AGENT_PORT:
             for family in ("ip", "bridge"):
                 found[f"{family} {table} agents"] = f"{port.address} . {port.agent_port}"
