@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 
 # Lower bounds are what Debian 12 packages; the same code runs on the newest releases.
 REQUIRES = [
-    "Twisted[tls]>=22.4",
+    "Twisted[conch,tls]>=22.4",
     "zope.interface>=5.5",
     "h2>=4.1",
     "hpack>=4.0",
@@ -53,7 +53,6 @@ EXTRAS = {
         "jsonschema>=4.10",
         "PyYAML>=6.0",
         "pyvmomi>=6.7.1",
-        "Twisted[conch]",
         *TRACING,
         "opentelemetry-proto>=1.20",
     ],
