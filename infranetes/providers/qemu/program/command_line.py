@@ -127,11 +127,17 @@ class CommandLine:
         return [
             *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
             *("-sandbox", SANDBOX),
-            *("-machine", "q35,memory-backend=ram,hpet=off,vmport=off", "-accel", self._accelerator()),
+            *(
+                "-machine",
+                "q35,memory-backend=ram,hpet=off,vmport=off",
+                "-accel",
+                self.accelerator_argument(),
+            ),
             *("-cpu", self.cpu, "-smp", cpus, "-m", memory, "-object", ram),
         ]
 
-    def _accelerator(self) -> str:
+    def accelerator_argument(self) -> str:
+        """Return the argument of -accel."""
         if self.accelerator == "tcg":
             return f"tcg,tb-size={self.code_mib}"
         return self.accelerator
