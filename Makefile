@@ -19,7 +19,7 @@ APT_BASE := python3 python3-venv ca-certificates protobuf-compiler
 # Since Debian 13 docker.io is the engine alone.
 APT_DOCKER := docker.io $(shell { . /etc/os-release && [ "$${VERSION_ID%%.*}" -ge 13 ] && echo docker-cli; } 2>/dev/null)
 APT_TEST := erofs-utils xfsprogs openssl procps iproute2 conntrack docker-registry busybox-static zstd curl openssh-server $(APT_DOCKER) crun conmon catatonit gcc libc6-dev systemd \
-	nbdkit nbdkit-plugin-python libnbd-bin dnsmasq-base ovmf zsh isc-dhcp-client dhcpcd-base qemu-guest-agent
+	nbdkit nbdkit-plugin-python libnbd-bin dnsmasq-base ovmf zsh isc-dhcp-client dhcpcd-base
 APT_RUN := skopeo qemu-system-x86 qemu-utils iproute2 nftables util-linux passwd
 APT_DEMO := docker-registry busybox-static
 # What critest's images are made from, and the containerd that the daemon is compared with.
@@ -46,8 +46,8 @@ APT_REPO := apt-utils gpg gpg-agent
 APT_DEBIAN_LIBS := python3-twisted python3-zope.interface python3-h2 python3-protobuf python3-attr \
 	python3-cattr python3-cryptography python3-openssl python3-service-identity python3-treq \
 	python3-zstandard python3-h11 python3-wsproto python3-jeepney python3-hypothesis python3-coverage python3-grpcio \
-	python3-libcloud python3-prometheus-client python3-boto3 python3-pyvmomi python3-yaml python3-jsonschema \
-	python3-matplotlib
+	python3-libcloud python3-prometheus-client python3-boto3 python3-pycdlib python3-pyvmomi python3-yaml \
+	python3-jsonschema python3-matplotlib
 
 # $(call need,PACKAGES): installs those that are not installed, and says which. Costs nothing when all are.
 define need

@@ -35,6 +35,7 @@ REQUIRES = [
     "requests>=2.28",
     "apache-libcloud>=3.4.1",
     "prometheus-client>=0.16",
+    "pycdlib>=1.12",
 ]
 
 TRACING = ["opentelemetry-sdk>=1.20", "opentelemetry-exporter-otlp-proto-http>=1.20"]

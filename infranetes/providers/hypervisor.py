@@ -78,7 +78,9 @@ class IConsole(Interface):
         :raise InvalidArgument: they are no longer kept, or are not numbered so far."""
 
     def changed() -> Deferred[None]:
-        """Return a Deferred that fires once `end` grows or `ended` becomes true. Cancellable."""
+        """Return a Deferred that fires once `end` grows or `ended` becomes true. Cancellable.
+
+        It may fire for nothing. Look at `end` right before: what it has grown before the call is not told."""
 
     def write(data: bytes) -> Deferred[None]:
         """Type into the console; fires when it is taken. At most 64 KiB wait for a guest that takes nothing.
@@ -152,7 +154,13 @@ class IBootsImages(Interface):
 
     `launch` of a request with `VmRequest.boot` makes a PREPARED VM, which is RUNNING as an `Instance`: the VM
     has its address, and its guest executes once `IHypervisor.execute` is called. Its `agent_port` is 0 if our
-    agent is not expected in it."""
+    agent is not expected in it.
+
+    The end of a guest is no end of its VM: until it is destroyed, the Instance stays RUNNING, keeps its
+    address, and is not told to `IPodProvider.watch`. What it took of the node's memory and processors is
+    given back as soon as the end is recorded. `IHypervisor.watch` tells the end, and `status` knows it, also
+    for later daemons.
+    """
 
     def hypervisor(instance_id: str) -> IHypervisor:
         """Return a VM's hypervisor.

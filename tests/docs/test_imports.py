@@ -37,6 +37,7 @@ KNOWN: Mapping[str, tuple[str, str]] = {
     "libcloud": ("apache-libcloud", "python3-libcloud"),
     "opentelemetry": ("opentelemetry-sdk", ""),
     "prometheus_client": ("prometheus-client", "python3-prometheus-client"),
+    "pycdlib": ("pycdlib", "python3-pycdlib"),
     "pyVim": ("pyvmomi", "python3-pyvmomi"),
     "pyVmomi": ("pyvmomi", "python3-pyvmomi"),
     "requests": ("requests", "python3-requests"),

@@ -72,14 +72,10 @@ class _Base:
 
 @attrs.frozen
 class _Had:
-    """An image's base.
-
-    :ivar base: its file's name. :ivar agent: the image says that our agent is in it.
-    :ivar source: what it was made of, if that is no image of a registry; "": that is not told."""
+    """An image's base. :ivar base: its file's name. :ivar agent: the image says that our agent is in it."""
 
     base: str
     agent: bool
-    source: str = ""
 
 
 @attrs.frozen
@@ -139,21 +135,14 @@ class Bases:
         """Return a path for a file that is to be a base."""
         return self._directory / _NEW / secrets.token_hex(8)
 
-    def made_of(self, source: str) -> str:
-        """Return the id of the image that was made of this; "": none was."""
-        return next((id for id, had in self._index.images.items() if had.source == source), "")
-
-    async def keep(
-        self, image_id: str, made: Path, answer: Answer, agent: bool, source: str = ""
-    ) -> BaseDisk:
+    async def keep(self, image_id: str, made: Path, answer: Answer, agent: bool) -> BaseDisk:
         """Make a file a base, which is then an image's; a base of the same content counts instead.
 
-        :param source: by which `made_of` finds it.
         :raise ResourceExhausted: the disk is full; the file is gone.
         """
         async with self._lock:
             try:
-                return await self._keep(image_id, made, answer, agent, source)
+                return await self._keep(image_id, made, answer, agent)
             except OSError as e:
                 raise full(e, self._directory) from None
             finally:
@@ -167,7 +156,7 @@ class Bases:
                 return
             await self._change(self._index.of(images))
 
-    async def _keep(self, image_id: str, made: Path, answer: Answer, agent: bool, source: str) -> BaseDisk:
+    async def _keep(self, image_id: str, made: Path, answer: Answer, agent: bool) -> BaseDisk:
         status = await self._thread(made.lstat)
         base = _Base(
             answer.digest, answer.format, answer.virtual_size, answer.bios, answer.uefi,
@@ -179,7 +168,7 @@ class Bases:
             base = there
         else:
             await self._thread(os.replace, made, path)
-        had = _Had(base.name, agent, source)
+        had = _Had(base.name, agent)
         changed = _Index({**self._index.bases, base.name: base}, {**self._index.images, image_id: had})
         try:
             await self._save(changed.of(changed.images))

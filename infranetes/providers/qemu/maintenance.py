@@ -52,8 +52,10 @@ class Maintenance:
     async def round(self) -> None:
         """Trim the consoles, repair the tables, and look at what they refused."""
         try:
-            alive = [vm.paths for vm in self._vms.values() if vm.alive]
-            paths = [path for each in alive for path in (each.console, each.output)]
+            alive = [vm for vm in self._vms.values() if vm.alive]
+            paths = [vm.paths.output for vm in alive]
+            # Of a VM that boots an image, the console's bytes are numbered: see `vm.console_file`.
+            paths += [vm.paths.console for vm in alive if vm.record.guest is None]
             await run_in_thread(self._reactor, consoles.trim_all, paths, self._console_size)
             async with self._pod_network.lock:
                 ports = [vm.record.bridge_port for vm in on_bridge(self._vms.values())]

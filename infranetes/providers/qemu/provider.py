@@ -18,6 +18,7 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from infranetes.guest import image as images
+from infranetes.providers.hypervisor import IBootsImages, IHypervisor
 from infranetes.providers.interface import (
     Console,
     IBridgesVms,
@@ -49,6 +50,7 @@ from infranetes.providers.qemu.host.kvm import qemu_user
 from infranetes.providers.qemu.host.os_errors import as_infranetes_error
 from infranetes.providers.qemu.host.privileges import QemuUser
 from infranetes.providers.qemu.launch.find import find_vms
+from infranetes.providers.qemu.launch.image import ImageLaunches
 from infranetes.providers.qemu.launch.launcher import Launcher
 from infranetes.providers.qemu.launch.parts import make_parts
 from infranetes.providers.qemu.maintenance import Maintenance
@@ -62,6 +64,7 @@ from infranetes.providers.qemu.template.preloaded import PreloadedImages
 from infranetes.providers.qemu.template.template import Template
 from infranetes.providers.qemu.vm import consoles, record
 from infranetes.providers.qemu.vm.disks import Disks
+from infranetes.providers.qemu.vm.hypervisors import Hypervisors
 from infranetes.providers.qemu.vm.paths import ProviderPaths
 from infranetes.providers.qemu.vm.record import Phase, VmRecord, VmRecords
 from infranetes.providers.qemu.vm.resize import Resizer
@@ -71,7 +74,7 @@ from infranetes.providers.qemu.volumes.volumes import QemuVolumes
 from infranetes.providers.subnet import subnet
 from infranetes.providers.volumes import IHasVolumes
 from infranetes_common.concurrency import Flight, KeyedLock, deferred, run_in_thread, settled, within
-from infranetes_common.errors import NotFound, Unavailable
+from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
 from infranetes_common.pod_firewall import PodFirewall
 from infranetes_common.reactors import IReactor
 
@@ -80,7 +83,8 @@ _log = Logger()
 
 
 @implementer(IPodProvider, IFirewallsPods, IGivesIdentityPrivately, IHasConsoles, IHasGuestImage, IHasVolumes)
-@implementer(IBridgesVms, ICountsRefusals, IJoinsNamespaces, IPinsVms, IPlacesVms, IResizesVms, IShowsDisks)
+@implementer(IBootsImages, IBridgesVms, ICountsRefusals, IJoinsNamespaces, IPinsVms, IPlacesVms)
+@implementer(IResizesVms, IShowsDisks)
 class QemuProvider:
     """See `IPodProvider`."""
 
@@ -106,6 +110,13 @@ class QemuProvider:
         self._preloaded = PreloadedImages(context, self._disks.show_first)
         self._under_way: list[Flight[Any]] = []  # Any: launches and destructions have different results
         self._watchers: list[Callable[[Instance], None]] = []
+        self._hypervisors = Hypervisors(
+            reactor,
+            self._records,
+            self._parts.placement.why_ended,
+            self._parts.uplink.guest_network,
+            settings.console_size,
+        )
         self._maintenance = Maintenance(reactor, self._pod_network, self._vms, settings.console_size)
         self._directory_lock = -1
         self._launcher: Launcher | None = None
@@ -142,7 +153,20 @@ class QemuProvider:
                 ports = [vm for vm in self._vms.values() if vm.alive and vm.record.on_bridge]
                 await self._pod_network.set_up({vm.record.bridge_port: vm.paths.directory for vm in ports})
             ended, show = self._report_end, self._preloaded.show
-            launcher = Launcher(self._reactor, self._settings, records, parts, user, self._paths, ended, show)
+            assert self._command_line is not None
+            image_launches = ImageLaunches(self._reactor, self._settings, records, parts, self._command_line)
+            launcher = Launcher(
+                self._reactor,
+                self._settings,
+                records,
+                parts,
+                user,
+                self._paths,
+                ended,
+                show,
+                image_launches,
+                self._hypervisors,
+            )
             await launcher.prepare(template)
             self._launcher = launcher
         except BaseException:
@@ -150,6 +174,7 @@ class QemuProvider:
             raise
         self._maintenance.begin()
         await parts.uplink.resume([vm for vm in self._vms.values() if vm.alive])
+        self._hypervisors.begin(self._own_vms())
         Flight(self.volumes.snapshots.sweep())  # in the background, as a VM that does not answer may delay it
         self._pod_network.watch_firewalls()
 
@@ -163,6 +188,7 @@ class QemuProvider:
         if launcher is not None:
             await launcher.close()
         await self._parts.uplink.close()
+        await self._hypervisors.close()
         for vm in self._vms.values():
             vm.detach()
             vm.changes.notify()
@@ -255,6 +281,15 @@ class QemuProvider:
         vm = self._find(instance_id)
         return self._maintenance.refused.get(vm.record.bridge_port.address, {}) if on_bridge([vm]) else {}
 
+    # ---- IBootsImages
+
+    def hypervisor(self, instance_id: str) -> IHypervisor:
+        """See `IBootsImages`."""
+        vm = self._find(instance_id)
+        if vm.record.guest is None:
+            raise NotFound(f"VM {instance_id} was not booted from an image")
+        return self._hypervisors.of(vm)
+
     # ---- IResizesVms, IPlacesVms, IPinsVms
 
     @deferred
@@ -262,6 +297,8 @@ class QemuProvider:
         self._started()
         assert self._command_line is not None
         vm = self._find(instance_id)
+        if vm.record.guest is not None:
+            raise FailedPrecondition("a VM that boots an image keeps the size with which it was made")
         return await self._to_the_end(self._resizer.resize(vm, size, self._command_line, guest))
 
     @deferred
@@ -332,8 +369,12 @@ class QemuProvider:
                     return earlier.instance()
                 await launcher.tear_down(earlier)  # an earlier daemon was killed while it made this VM
                 self._vms.pop(spec.token, None)
-            template = await self._intact_template(lambda message: _log.info("{message}", message=message))
-            launcher.validate(spec, template)
+            template = None
+            if spec.request.boot is None:
+                template = await self._intact_template(
+                    lambda message: _log.info("{message}", message=message)
+                )
+            await launcher.validate(spec, template)
             async with self._pod_network.lock:
                 network = await self._pod_network.subnet()
                 vm = await launcher.reserve(spec, network, self._vms)

@@ -13,33 +13,34 @@ from ipaddress import IPv4Address, IPv4Network
 
 import attrs
 from twisted.internet.defer import CancelledError
-from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.logger import Logger
 
 from infranetes.providers import subnet
 from infranetes.providers.annotations import read, refuse_unknown
 from infranetes.providers.interface import InstanceSpec, Size
+from infranetes.providers.machine_images import ImageBoot
 from infranetes.providers.qemu.cgroups.placement import PodRoom
 from infranetes.providers.qemu.host import uids
 from infranetes.providers.qemu.host.os_errors import as_infranetes_error
 from infranetes.providers.qemu.host.privileges import QemuUser
 from infranetes.providers.qemu.launch import clone
 from infranetes.providers.qemu.launch.clone import StepTimer
+from infranetes.providers.qemu.launch.image import ImageLaunches
 from infranetes.providers.qemu.launch.parts import Parts
 from infranetes.providers.qemu.settings import MIB, QemuSettings
 from infranetes.providers.qemu.template.ram import SharedRam
 from infranetes.providers.qemu.template.template import Template
 from infranetes.providers.qemu.vm.connections import VmConnections
+from infranetes.providers.qemu.vm.hypervisors import Hypervisors
 from infranetes.providers.qemu.vm.paths import ProviderPaths
-from infranetes.providers.qemu.vm.record import Phase, VmRecord, VmRecords
-from infranetes.providers.qemu.vm.sizes import disk_size, hotplug_for, needed_overhead
+from infranetes.providers.qemu.vm.record import Guest, Phase, VmRecord, VmRecords
+from infranetes.providers.qemu.vm.sizes import disk_size, hotplug_for, machine_overhead, needed_overhead
 from infranetes.providers.qemu.vm.vm import Vm
 from infranetes_common.concurrency import run_in_thread, start, within
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, Unavailable
 from infranetes_common.identity import AGENT_PORT, encode, encode_clock
 from infranetes_common.reactors import IReactor
 
-_KILL_SECONDS = 10.0
 _CLOCK_SECONDS = 10.0
 _SERVED = ("disk", "set_hostname")  # the annotations, as fields of `Wishes`, that this provider serves
 _TOKEN = re.compile(r"[0-9a-f]{32}")
@@ -64,6 +65,8 @@ class Launcher:
         paths: ProviderPaths,
         ended: Callable[[Vm], None],
         loaded: Callable[[Vm], Awaitable[None]],
+        images: ImageLaunches,
+        hypervisors: Hypervisors,
     ) -> None:
         self._reactor = reactor
         self._settings = settings
@@ -74,23 +77,30 @@ class Launcher:
         self._paths = paths
         self._ended = ended
         self._loaded = loaded
+        self._images = images
+        self._hypervisors = hypervisors
         self._uids = uids.parse(settings.uids)
         self._last_uid: int | None = None
         self._last_address: IPv4Address | None = None
         self._ram = SharedRam(reactor)
         self._room = PodRoom(0)
+        self._machine_room = PodRoom(0)
         self._consoles = parts.consoles
 
-    def validate(self, spec: InstanceSpec, template: Template) -> None:
-        """Check that this VM can be made.
+    async def validate(self, spec: InstanceSpec, template: Template | None) -> None:
+        """Check that this VM can be made. :param template: None: it boots an image.
 
-        :raise InvalidArgument: it can't.
+        :raise InvalidArgument: it can't. :raise FailedPrecondition: the node lacks something.
         """
         if not _TOKEN.fullmatch(spec.token):
             raise InvalidArgument("the token of a VM has to be 32 of 0-9 and a-f")
         refuse_unknown("qemu", spec.request.annotations)
         wishes = read(spec.request.annotations)
         wishes.refuse_others("qemu", _SERVED)
+        if spec.request.boot is not None:
+            await self._images.validate(spec, spec.request.boot)
+            return
+        assert template is not None
         disk_size(template.command_line, wishes.disk, self._settings.max_disk)
         hotplug_for(template.command_line, spec.request.size, self._settings)
 
@@ -102,6 +112,7 @@ class Launcher:
         await self._uplink.prepare()
         os.close(await self._ram.of(template.ram))
         self._room = PodRoom(needed_overhead(template.command_line, self._settings))
+        self._machine_room = PodRoom(machine_overhead(template.command_line, self._settings))
 
     async def close(self) -> None:
         """Release the memory that launches share. VMs go on."""
@@ -120,6 +131,7 @@ class Launcher:
             taken = {IPv4Address(vm.record.address) for vm in vms.values() if vm.record.on_bridge}
             self._last_address = subnet.free_address(network, taken, self._last_address)
             address = str(self._last_address)
+        room = self._room if request.boot is None else self._machine_room
         record = VmRecord(
             spec.token,
             spec.sandbox_id,
@@ -128,7 +140,8 @@ class Launcher:
             address,
             time.time(),
             attachment=request.attachment,
-            cgroup_parent=self._room.group_of(spec.sandbox_id, request.cgroup_parent, request.size),
+            cgroup_parent=room.group_of(spec.sandbox_id, request.cgroup_parent, request.size),
+            guest=Guest() if request.boot is not None else None,
         )
         vm = Vm(record, self._paths.of_vm(record, self._user))
         vm.launching = True
@@ -144,13 +157,18 @@ class Launcher:
         vm.paths = self._paths.of_vm(vm.record, self._user)
         return vm
 
-    async def launch(self, vm: Vm, spec: InstanceSpec, template: Template) -> None:
-        """Make a reserved VM: it executes when this returns, and `vm.handover` goes on to make it READY.
+    async def launch(self, vm: Vm, spec: InstanceSpec, template: Template | None) -> None:
+        """Make a reserved VM: it executes when this returns, and `vm.handover` goes on to make it READY. One
+        that boots an image is READY when this returns, and executes nothing.
 
         :raise InfranetesError, OSError: a step failed; nothing of the VM is left.
         """
         steps = StepTimer(self._reactor)
         try:
+            if spec.request.boot is not None:
+                await self._prepare(vm, spec, spec.request.boot, steps)
+                return
+            assert template is not None
             await self._execute(vm, template, steps)
         except Exception as error:
             output = vm.paths.last_output()
@@ -166,6 +184,22 @@ class Launcher:
             raise type(known)(f"{known}; QEMU's last output: {output}" if output else str(known)) from error
         vm.handover = start(self._hand_over(vm, spec, template, steps))
         vm.handover.addErrback(lambda failure: _log.failure("the handover to a VM failed", failure))
+
+    async def _prepare(self, vm: Vm, spec: InstanceSpec, boot: ImageBoot, steps: StepTimer) -> None:
+        self._hypervisors.of(vm)  # hears of the guest from its beginning
+        await self._images.prepare(vm, spec, boot, lambda: self.process_ended(vm), steps)
+        vm.launching = False
+        vm.changes.notify()
+        _log.info(
+            "sandbox {sandbox}: VM {vm} is prepared at {address} after {seconds:.3f} s ({steps})",
+            sandbox=spec.sandbox_id,
+            vm=vm.record.id,
+            address=vm.record.address,
+            seconds=steps.seconds,
+            steps=str(steps),
+        )
+        if vm.process is not None and vm.process.gone:
+            self.process_ended(vm)
 
     async def _execute(self, vm: Vm, template: Template, steps: StepTimer) -> None:
         address, *more = await self._uplink.addresses(vm)
@@ -263,7 +297,7 @@ class Launcher:
     async def _fail(self, vm: Vm, error: InfranetesError) -> None:
         """End a VM that executes and does not become READY."""
         try:
-            await self._kill(vm)
+            await vm.end_process(self._reactor)
             shut_down = vm.connections is not None and vm.connections.shutdown_reason
             detail = f"{error}; {vm.explain_end()}" if shut_down else str(error)
         except InfranetesError as stuck:
@@ -282,6 +316,9 @@ class Launcher:
         """Handle the end of a VM's process; called once for each VM."""
         if vm.destroying or vm.launching:
             return  # the launch or the teardown under way notices by itself
+        if vm.record.guest is not None and vm.record.phase is Phase.READY:
+            self._hypervisors.of(vm).process_ended()  # what has ended is the guest; the VM is there
+            return
         if not vm.record.detail:
             detail = self._placement.why_ended(vm.record) or vm.explain_end()
             vm.record = attrs.evolve(vm.record, detail=detail)
@@ -306,10 +343,12 @@ class Launcher:
 
         :raise Unavailable: its process can't be ended; the rest is left as it is.
         """
-        await self._kill(vm)
+        await vm.end_process(self._reactor)
         if vm.record.uid:
             await run_in_thread(self._reactor, uids.kill_processes, vm.record.uid)
         vm.detach()
+        if vm.record.guest is not None:
+            self._hypervisors.forget(vm)
         await self._placement.forget(vm.record)
         await self._uplink.leave(vm)
         await run_in_thread(self._reactor, self._remove_files, vm)
@@ -332,14 +371,3 @@ class Launcher:
             except OSError as error:
                 _log.warn("the console of VM {vm} can't be kept: {error}", vm=vm.record.id, error=str(error))
             shutil.rmtree(self._records.hide(vm.record.token), ignore_errors=True)
-
-    async def _kill(self, vm: Vm) -> None:
-        if vm.process is None:
-            return
-        try:
-            await vm.process.kill().addTimeout(_KILL_SECONDS, self._reactor)
-        except DeferredTimeout:
-            raise Unavailable(
-                f"QEMU's process {vm.process.pid} of VM {vm.record.id} does not end "
-                f"{_KILL_SECONDS:g} s after SIGKILL; it may hang in the kernel"
-            ) from None

@@ -9,7 +9,6 @@ import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from infranetes.providers.qemu.program.command_line import Fd
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.reactors import IReactor
 
@@ -41,15 +40,15 @@ class OpenFiles:
             with contextlib.suppress(OSError):
                 os.close(self._descriptors.popitem()[1])
 
-    def add(self, fd: Fd, descriptor: int) -> None:
+    def add(self, fd: int, descriptor: int) -> None:
         """Take over a descriptor."""
         self._descriptors[int(fd)] = descriptor
 
-    def open(self, fd: Fd, path: Path, flags: int = os.O_RDONLY) -> None:
+    def open(self, fd: int, path: Path, flags: int = os.O_RDONLY) -> None:
         """Open `path`. :raise OSError: it can't be opened."""
         self.add(fd, os.open(path, flags | os.O_CLOEXEC, 0o600))
 
-    def listen(self, fd: Fd, path: Path) -> None:
+    def listen(self, fd: int, path: Path) -> None:
         """Listen on a unix socket at `path`, on which QEMU will accept. Clients can connect from now on."""
         path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

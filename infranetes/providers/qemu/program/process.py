@@ -32,10 +32,12 @@ class SpawnedProcess(ProcessProtocol):
 
     :ivar pid: its process id.
     :ivar end: how it ended, for people; "" while that is not known.
+    :ivar code: its exit code, as `infranetes_common.commands` has them; None while that is not known.
     """
 
     pid = 0
     end = ""
+    code: int | None = None
 
     def connectionMade(self) -> None:
         transport: Process = self.transport  # type: ignore[assignment]  # IProcessTransport has no pid
@@ -43,7 +45,8 @@ class SpawnedProcess(ProcessProtocol):
         self.pid = int(transport.pid)
 
     def processExited(self, reason: Failure) -> None:
-        self.end = how_it_ended(exit_code(reason))
+        self.code = exit_code(reason)
+        self.end = how_it_ended(self.code)
 
 
 def spawn(reactor: IReactor, command: Sequence[str], open_files: Mapping[int, int]) -> SpawnedProcess:
@@ -109,9 +112,18 @@ class WatchedProcess:
         return known or "ended; it is not known how, because an earlier daemon had started it"
 
     @property
+    def code(self) -> int | None:
+        """Its exit code; None: it has not ended, or an earlier daemon had started it."""
+        return self._spawned.code if self._spawned is not None else None
+
+    @property
     def alive(self) -> bool:
         """Whether the process is watched and has not ended."""
         return self._fd >= 0
+
+    def ended(self) -> Deferred[None]:
+        """Fire when the process has ended. May be cancelled."""
+        return self._killed.wait() if self._fd >= 0 else succeed(None)
 
     def kill(self) -> Deferred[None]:
         """Send SIGKILL; fires when the process has ended."""

@@ -18,6 +18,7 @@ from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
 
 QMP, IDENTITY = "qmp", "identity"
+CONSOLE, GUEST_AGENT = "console", "agent"  # of VMs that boot images
 
 
 class _OneConnection(Factory):

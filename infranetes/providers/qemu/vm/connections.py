@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from infranetes.providers.qemu.program.command_line import LINK, CommandLine, Fd
@@ -23,13 +23,22 @@ _INSERTION_EVENTS = (0, 1, 0x200)  # bus check, device check, insertion processi
 class VmConnections:
     """Loads the template's state into a clone, lets it execute, and plugs in the hardware it lacks.
 
-    For a VM that executes already, `open_monitor` is enough.
+    For a VM that executes already, or boots an image, `open_monitor` is enough.
 
+    :param heard: called with each of QEMU's events.
+    :param lost: called when the monitor's connection is lost.
     :ivar shutdown_reason: why QEMU ended the VM, as QEMU calls it; "" while it has not.
     """
 
-    def __init__(self, reactor: IReactor) -> None:
+    def __init__(
+        self,
+        reactor: IReactor,
+        heard: Callable[[QmpEvent], None] = lambda event: None,
+        lost: Callable[[], None] = lambda: None,
+    ) -> None:
         self._reactor = reactor
+        self._heard = heard
+        self._lost = lost
         self._loaded: Event[None] = Event()
         self._hotplugged: dict[str, Event[None]] = {}  # by device
         self._unplugged: dict[str, Event[None]] = {}  # by device
@@ -87,6 +96,7 @@ class VmConnections:
                 self._loaded.succeed(None)
             elif status == "failed":
                 self._loaded.fail(Unavailable("QEMU could not load the template's state"))
+        self._heard(event)
 
     def _on_device_status(self, info: Mapping[str, object]) -> None:
         """Note that the guest has taken a device into use, or refused it (ACPI specification, _OST)."""
@@ -105,6 +115,7 @@ class VmConnections:
         for unplugged in (*self._unplugged.values(),):
             unplugged.fail(Unavailable("QEMU's monitor was lost before a device was unplugged"))
         self._loaded.fail(Unavailable("QEMU ended before it had loaded the template's state"))
+        self._lost()
 
     async def load_state(self, seconds: float) -> None:
         """Make QEMU load the template's state. :raise InfranetesError: it can't, or not in that time."""

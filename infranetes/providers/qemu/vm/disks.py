@@ -27,7 +27,7 @@ import attrs
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.providers.interface import InstanceState, ReadOnlyDisk, ShownDisk
+from infranetes.providers.interface import ReadOnlyDisk, ShownDisk
 from infranetes.providers.qemu.program.command_line import SCSI
 from infranetes.providers.qemu.vm.connections import VmConnections
 from infranetes.providers.qemu.vm.vm import Vm
@@ -106,7 +106,7 @@ class Disks:
     async def shown(self, vm: Vm) -> Sequence[ShownDisk]:
         """See `IShowsDisks`."""
         async with self._vms_in_work.held(vm.record.token):
-            if vm.state is not InstanceState.RUNNING:
+            if not vm.usable:
                 return ()
             state = await _read(await vm.monitor(self._reactor), vm)
         return sorted(state.shown.values(), key=lambda disk: (disk.target, disk.lun))
@@ -114,7 +114,7 @@ class Disks:
     async def hide(self, vm: Vm, names: Iterable[str]) -> None:
         """See `IShowsDisks`."""
         async with self._vms_in_work.held(vm.record.token):
-            if vm.state is InstanceState.RUNNING:
+            if vm.usable:
                 await self._remove(vm, set(names))
 
     async def _add(self, vm: Vm, disks: Sequence[ReadOnlyDisk], state: _State) -> Mapping[str, ShownDisk]:

@@ -3,7 +3,8 @@
 
 phase      meaning                                       process
 STARTING   a daemon is making it, or was                 may be there
-READY      its agent has its identity                    there, or the VM has ended
+READY      its agent has its identity, or it boots an    there, or the VM has ended
+           image and is prepared
 FAILED     it ended before that; `detail` says why       gone
 
 Directories appear whole, by renaming, and disappear the same way. What is half made or half removed has a
@@ -17,6 +18,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -36,11 +38,25 @@ _log = Logger()
 
 
 class Phase(enum.Enum):
-    """The stages of making a VM."""
+    """The stages of making a VM. One that boots an image has no identity; it is READY once it is prepared."""
 
     STARTING = "starting"
     READY = "ready"
     FAILED = "failed"
+
+
+@attrs.frozen
+class Guest:
+    """The life of a guest that boots an image. Times are nanoseconds since 1970 UTC; 0: not yet.
+
+    `started_at` is recorded before it executes: whether it does, QEMU says."""
+
+    started_at: int = 0
+    finished_at: int = 0
+    crashed: bool = False
+    exit_code: int = 0  # as in GuestStatus
+    reason: str = ""
+    message: str = ""
 
 
 @attrs.frozen
@@ -60,6 +76,7 @@ class VmRecord:
     attachment: Attachment | None = None  # as in its VmRequest; None: it is on the bridge
     cgroup_parent: str = ""  # the control group in which it counts, which its VmRequest may have named
     more_addresses: tuple[str, ...] = ()  # as in Instance
+    guest: Guest | None = None  # None: it is a clone of the template
 
     @property
     def id(self) -> str:
@@ -127,6 +144,8 @@ class VmRecords:
             fields["more_addresses"] = tuple(fields.get("more_addresses", ()))
             if (joined := fields.get("attachment")) is not None:
                 fields["attachment"] = Attachment(Path(joined["namespace"]), joined["interface"])
+            if (guest := fields.get("guest")) is not None:
+                fields["guest"] = Guest(**guest)
             return VmRecord(**{**fields, "phase": Phase(fields["phase"]), "token": path.name})
         except (OSError, ValueError, TypeError, KeyError) as error:
             # The VM has to stay listed, or nothing would ever end it.
@@ -147,17 +166,28 @@ class VmRecords:
 
         :raise OSError: it can't be made; nothing of it is left.
         """
+
+        def fill(work: Path) -> None:
+            shutil.copyfile(overlay, work / DISK)
+            for name in (DISK, CONSOLE):
+                (work / name).touch()
+                (work / name).chmod(0o600)
+                os.chown(work / name, record.uid, record.uid)
+
+        self.add_filled(record, fill)
+
+    def add_filled(self, record: VmRecord, fill: Callable[[Path], None]) -> None:
+        """Make a new VM's directory, with its record and what `fill` puts into it.
+
+        :raise OSError: it can't be made; nothing of it is left. Likewise for what `fill` raises.
+        """
         work = self._directory / f"{_NEW}{record.token}"
         shutil.rmtree(work, ignore_errors=True)
         try:
             work.mkdir(mode=0o700)
             # Not synced, as the VM does not survive a loss of power either.
             (work / RECORD).write_text(_encode(record))
-            shutil.copyfile(overlay, work / DISK)
-            for name in (DISK, CONSOLE):
-                (work / name).touch()
-                (work / name).chmod(0o600)
-                os.chown(work / name, record.uid, record.uid)
+            fill(work)
             work.rename(self.directory_of(record.token))
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)

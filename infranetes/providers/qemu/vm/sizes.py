@@ -14,6 +14,7 @@ from infranetes.providers.qemu.settings import BLOCK_MIB, MIB, QemuSettings, rou
 from infranetes_common.errors import InvalidArgument
 
 MEMORY = "more"  # the prefix of the names that QEMU's objects for such memory have
+_LEAST_MACHINE_MIB = 16
 
 
 def memory_names(number: int) -> tuple[str, str]:
@@ -98,3 +99,35 @@ def disk_size(template: CommandLine, requested: int, most: int) -> int:
             "(providers.qemu.disk, max_disk)"
         )
     return requested or least
+
+
+@attrs.frozen
+class MachineSize:
+    """The size of a VM that boots an image, which it has from the start."""
+
+    cpus: int
+    memory_mib: int
+
+
+def machine_size(line: CommandLine, size: Size, settings: QemuSettings) -> MachineSize:
+    """Return how large a VM that boots an image is. What the pod asks for is the machine's whole memory.
+
+    :raise InvalidArgument: such a VM can't be, or is larger than one may be.
+    """
+    if min(size.cpu_millis, size.memory_bytes, size.overhead_bytes, size.huge_bytes) < 0:
+        raise InvalidArgument(f"a VM of {size.cpu_millis} mCPU and {size.all_bytes} bytes can't be")
+    cpus = min(max(1, -(-size.cpu_millis // 1000)), line.max_cpus)
+    usual = size.memory_bytes or line.memory_mib * MIB
+    memory_mib = (usual + size.huge_bytes) // MIB
+    most = max(line.max_memory_mib, line.memory_mib)
+    if not _LEAST_MACHINE_MIB <= memory_mib <= most:
+        raise InvalidArgument(
+            f"a VM of {memory_mib} MiB can't boot an image: {_LEAST_MACHINE_MIB} MiB at least, and the most "
+            f"that this node gives is {most} MiB (providers.qemu.max_memory)"
+        )
+    return MachineSize(cpus, memory_mib)
+
+
+def machine_overhead(line: CommandLine, settings: QemuSettings) -> int:
+    """Bytes that such a VM takes of the node beyond what its pod asks for: QEMU's own."""
+    return _beside(line, settings)

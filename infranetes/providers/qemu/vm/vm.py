@@ -5,19 +5,21 @@ record      process        state, as IPodProvider has it
 STARTING    there          PENDING   (also while its process is about to be started)
 STARTING    gone           ENDED     an earlier daemon was killed while it made this
 READY       there          RUNNING
-READY       gone           ENDED
+READY       gone           ENDED     but RUNNING if it boots an image: its guest alone has ended
 FAILED      gone           ENDED
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.defer import TimeoutError as DeferredTimeout
 
 from infranetes.providers.interface import Instance, InstanceState
 from infranetes.providers.qemu.program.process import WatchedProcess
+from infranetes.providers.qemu.program.qmp import QmpEvent
 from infranetes.providers.qemu.vm.connections import VmConnections
 from infranetes.providers.qemu.vm.paths import VmPaths
 from infranetes.providers.qemu.vm.record import Phase, VmRecord
@@ -27,6 +29,7 @@ from infranetes_common.identity import Network
 from infranetes_common.reactors import IReactor
 
 _DETAIL_CHARACTERS = 300
+_KILL_SECONDS = 10.0
 _GONE = "its process was gone when the daemon started"
 _SHUTDOWN_REASONS = {
     "guest-shutdown": "the guest shut down",
@@ -45,6 +48,7 @@ class Vm:
     :ivar last_place: the number of the place where this daemon has last shown it a disk.
     :ivar taken_over: the network that it takes over in a namespace, once that was read.
     :ivar changes: notified when its state may have changed.
+    :ivar heard: is called with each of QEMU's events, and `lost` when the monitor's connection is lost.
     """
 
     def __init__(self, record: VmRecord, paths: VmPaths) -> None:
@@ -58,6 +62,8 @@ class Vm:
         self.last_place = -1
         self.taken_over: Network | None = None
         self.changes = Notifier()
+        self.heard: Callable[[QmpEvent], None] = lambda event: None
+        self.lost: Callable[[], None] = lambda: None
         self._connecting = DeferredLock()
 
     @property
@@ -68,9 +74,16 @@ class Vm:
     @property
     def state(self) -> InstanceState:
         """The state of the VM, by the table above."""
+        if self.record.phase is Phase.READY and self.record.guest is not None:
+            return InstanceState.RUNNING
         if self.record.phase is Phase.FAILED or not (self.alive or self.launching):
             return InstanceState.ENDED
         return InstanceState.RUNNING if self.record.phase is Phase.READY else InstanceState.PENDING
+
+    @property
+    def usable(self) -> bool:
+        """Whether it runs and has a QEMU that can be asked."""
+        return self.alive and self.state is InstanceState.RUNNING
 
     def instance(self) -> Instance:
         """Return the VM as IPodProvider describes it."""
@@ -102,7 +115,7 @@ class Vm:
 
     def explain_missing_process(self) -> None:
         """Record why it has ended, if an earlier daemon made it and there is no process. Idempotent."""
-        if not self.alive and not self.record.detail:
+        if not self.alive and not self.record.detail and self.state is InstanceState.ENDED:
             self.record = attrs.evolve(self.record, detail=self._with_last_line(_GONE))
 
     def _with_last_line(self, why: str) -> str:
@@ -121,7 +134,7 @@ class Vm:
         :raise Unavailable: QEMU does not answer."""
         async with self._connecting:  # QEMU serves one connection at a time
             if self.connections is None or self.connections.lost:
-                connections = VmConnections(reactor)
+                connections = VmConnections(reactor, self.heard, self.lost)
                 await connections.open_monitor(self.paths.sockets)
                 self.connections = connections
             return self.connections
@@ -130,8 +143,22 @@ class Vm:
         """Check that the VM runs. :raise Unavailable: it does not, and so can't be `what`."""
         if self.state is InstanceState.ENDED:
             raise self.ended_error()
+        if self.state is InstanceState.RUNNING and not self.alive:
+            raise Unavailable(f"the guest of VM {self.record.id} has ended, so that it can't be {what}")
         if self.state is not InstanceState.RUNNING:
             raise Unavailable(f"VM {self.record.id} is still starting; it can be {what} once it runs")
+
+    async def end_process(self, reactor: IReactor) -> None:
+        """End its process. Idempotent. :raise Unavailable: it does not end."""
+        if self.process is None:
+            return
+        try:
+            await self.process.kill().addTimeout(_KILL_SECONDS, reactor)
+        except DeferredTimeout:
+            raise Unavailable(
+                f"QEMU's process {self.process.pid} of VM {self.record.id} does not end "
+                f"{_KILL_SECONDS:g} s after SIGKILL; it may hang in the kernel"
+            ) from None
 
     def detach(self) -> None:
         """Stop watching it and close the connections to it; the VM goes on. Idempotent."""

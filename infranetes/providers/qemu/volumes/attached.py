@@ -27,7 +27,6 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.providers.interface import InstanceState
 from infranetes.providers.qemu.program.command_line import SCSI
 from infranetes.providers.qemu.vm.connections import VmConnections
 from infranetes.providers.qemu.vm.disks import as_unavailable, entries
@@ -96,21 +95,21 @@ class AttachedVolumes:
     async def attached(self, vm: Vm) -> frozenset[str]:
         """Return the serials of the volumes that a VM has; one that does not run has none."""
         async with self._vms_in_work.held(vm.record.token):
-            if vm.state is not InstanceState.RUNNING:
+            if not vm.usable:
                 return frozenset()
             return frozenset((await self._read(vm)).luns)
 
     async def detach(self, vm: Vm, volume: str) -> None:
         """See `IVolumes`."""
         async with self._vms_in_work.held(vm.record.token):
-            if vm.state is InstanceState.RUNNING:
+            if vm.usable:
                 await self._remove(vm, serial_of(volume), volume)
 
     async def resize(self, vm: Vm, volume: str, size: int) -> bool:
         """Make a VM see that a volume's file has become larger. Return whether it has the volume."""
         serial = serial_of(volume)
         async with self._vms_in_work.held(vm.record.token):
-            if vm.state is not InstanceState.RUNNING or serial not in (await self._read(vm)).luns:
+            if not vm.usable or serial not in (await self._read(vm)).luns:
                 return False
             monitor = await vm.monitor(self._reactor)
             try:
@@ -124,7 +123,7 @@ class AttachedVolumes:
         copy's content; None: the VM has no such volume."""
         serial = serial_of(volume)
         async with self._vms_in_work.held(vm.record.token):
-            if vm.state is not InstanceState.RUNNING or serial not in (await self._read(vm)).luns:
+            if not vm.usable or serial not in (await self._read(vm)).luns:
                 return None
         return await mirrors.mirror(self._reactor, vm, serial, _node_id(serial), target, make_direct(target))
 

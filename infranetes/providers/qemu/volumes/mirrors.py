@@ -25,7 +25,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from infranetes.providers.interface import InstanceState
 from infranetes.providers.qemu.program.qmp import QmpConnection, QmpError
 from infranetes.providers.qemu.vm.disks import as_unavailable, entries
 from infranetes.providers.qemu.vm.vm import Vm
@@ -87,7 +86,7 @@ async def clear_all(reactor: IReactor, vm: Vm) -> None:
     """End the copies of a VM's volumes that an earlier daemon began. Idempotent.
 
     :raise Unavailable: QEMU does not answer, or does not end it."""
-    if vm.state is not InstanceState.RUNNING:
+    if not vm.usable:
         return
     try:
         qmp = (await vm.monitor(reactor)).qmp

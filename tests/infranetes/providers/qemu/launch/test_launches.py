@@ -25,7 +25,7 @@ from infranetes.images.preload import Preload
 from infranetes.providers.interface import Instance, Progress, Size
 from infranetes.providers.qemu.cgroups.placement import Placement
 from infranetes.providers.qemu.host import uids
-from infranetes.providers.qemu.launch import clone, launcher
+from infranetes.providers.qemu.launch import clone
 from infranetes.providers.qemu.network import bridge, firewalls
 from infranetes.providers.qemu.program.command_line import Fd
 from infranetes.providers.qemu.program.open_files import OpenFiles
@@ -34,7 +34,7 @@ from infranetes.providers.qemu.provider import QemuProvider
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.template import boot
 from infranetes.providers.qemu.template.template import IMAGES, PARTS, RAM
-from infranetes.providers.qemu.vm import record
+from infranetes.providers.qemu.vm import record, vm
 from infranetes_common.concurrency import start
 from infranetes_common.errors import (
     DeadlineExceeded,
@@ -175,7 +175,7 @@ class QemuLaunchTests(StandInCase, QemuLaunches, TestCase):
     async def test_of_one_that_failed_and_does_not_end_both_is_told(self) -> None:
         self.settings["boot_timeout"] = 0.3
         self.silence_agents()
-        self.patch(launcher, "_KILL_SECONDS", 0.1)
+        self.patch(vm, "_KILL_SECONDS", 0.1)
         provider = await self.started()
         hanging = self.patch(WatchedProcess, "kill", lambda process: Deferred())
         launched = await self.within(provider.launch(self.spec()))

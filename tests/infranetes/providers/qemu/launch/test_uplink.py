@@ -16,18 +16,20 @@ from infranetes.providers.interface import Attachment, InstanceSpec, ProviderCon
 from infranetes.providers.machine_images import Names
 from infranetes.providers.qemu.cgroups.placement import Placement
 from infranetes.providers.qemu.host.privileges import QemuUser
+from infranetes.providers.qemu.launch.image import ImageLaunches
 from infranetes.providers.qemu.launch.launcher import Launcher
-from infranetes.providers.qemu.launch.parts import make_parts
+from infranetes.providers.qemu.launch.parts import Parts, make_parts
 from infranetes.providers.qemu.launch.uplink import UplinkOfRecord
 from infranetes.providers.qemu.network import namespaces
 from infranetes.providers.qemu.network.bridge import open_tap
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.template.template import Template
 from infranetes.providers.qemu.vm.connections import VmConnections
+from infranetes.providers.qemu.vm.hypervisors import Hypervisors
 from infranetes.providers.qemu.vm.paths import ProviderPaths
 from infranetes.providers.qemu.vm.record import Phase, VmRecord, VmRecords
 from infranetes.providers.qemu.vm.vm import Vm
-from infranetes_common.concurrency import run_in_thread
+from infranetes_common.concurrency import run_in_thread, start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.identity import Identity, Route
 from infranetes_common.pod_firewall import CLOSED
@@ -172,6 +174,14 @@ class RecordTests(SynchronousTestCase):
         self.assertEqual([(each, each.on_bridge) for each in records.read()], [(there, False), (here, True)])
 
 
+def for_images(records: VmRecords, parts: Parts) -> tuple[ImageLaunches, Hypervisors]:
+    """Return what a launcher needs for VMs that boot images."""
+    return (
+        ImageLaunches(reactor, QemuSettings(), records, parts, COMMAND_LINE),
+        Hypervisors(reactor, records, lambda record: "", parts.uplink.guest_network, 1 << 20),
+    )
+
+
 class ValidateTests(SynchronousTestCase):
     """What is refused before anything is created."""
 
@@ -179,21 +189,18 @@ class ValidateTests(SynchronousTestCase):
         parts = make_parts(
             reactor, QemuSettings(), ProviderContext(Path("/nowhere"), Path("/nowhere"), "c", "n"), PATHS
         )
+        records = VmRecords(Path("/nowhere"))
         launcher = Launcher(
-            reactor, QemuSettings(), VmRecords(Path("/nowhere")), parts, ME, PATHS,
-            lambda vm: None, lambda vm: self.fail("no VM"),
+            reactor, QemuSettings(), records, parts, ME, PATHS,
+            lambda vm: None, lambda vm: self.fail("no VM"), *for_images(records, parts),
         )  # fmt: skip
         spec = InstanceSpec(TOKEN, "s", "c", "n", cast(Identity, None))
         image = GuestImage(Path("/images/one"), "key", 0.0, "bookworm", "6.1", ())
         template = Template(Path("/nowhere"), COMMAND_LINE, image)
-        launcher.validate(spec, template)
+        self.successResultOf(start(launcher.validate(spec, template)))
         for asked in ({"infranetes.io/disk": "1"}, {"infranetes.io/gpus": "1"}):
-            self.assertRaises(
-                InvalidArgument,
-                launcher.validate,
-                attrs.evolve(spec, request=VmRequest(annotations=asked)),
-                template,
-            )
+            refused = attrs.evolve(spec, request=VmRequest(annotations=asked))
+            self.failureResultOf(start(launcher.validate(refused, template)), InvalidArgument)
 
 
 class TornDownTests(TestCase):
@@ -222,8 +229,9 @@ class TornDownTests(TestCase):
         leaves = Leaves(made._bridge, made._namespaces, made._dhcp)
         parts = attrs.evolve(parts, placement=Places(reactor), uplink=leaves)
         launcher = Launcher(
-            reactor, QemuSettings(), records, parts, ME, paths, lambda vm: None, lambda vm: self.fail("no VM")
-        )
+            reactor, QemuSettings(), records, parts, ME, paths,
+            lambda vm: None, lambda vm: self.fail("no VM"), *for_images(records, parts),
+        )  # fmt: skip
         for keeps in (True, False):
             record = VmRecord(TOKEN, "sandbox", "c", "n", "10.88.0.9", 0.0, phase=Phase.READY)
             records.add(attrs.evolve(record, uid=os.getuid()), root / "overlay")
