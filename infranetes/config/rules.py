@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 
 from infranetes.config.schema import Config
+from infranetes.images.machine.config import machine_faults
 from infranetes.monitoring.config import metrics_faults
 from infranetes.pods.node.handler_config import CNI, DOCKER, IMAGE_PROVIDERS, handler_faults, name_faults
 from infranetes.streaming.config import streaming_faults
@@ -26,6 +27,7 @@ def faults(config: Config) -> Iterator[str]:
         if not value or len(value) > 63 or not value.isprintable():
             yield f"{key}: 1 to 63 printable characters are needed"
     yield from _of_images(config)
+    yield from machine_faults(config.machine_images)
     yield from name_faults(config.runtime_handlers)
     yield from handler_faults(config.handlers, config.kind)
     for name, handler in config.handlers.items():

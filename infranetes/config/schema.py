@@ -16,6 +16,8 @@ from attrs.validators import ge, gt, in_, instance_of
 from infranetes.csi.config import CsiConfig
 from infranetes.delegate.config import DelegateConfig
 from infranetes.images.config import ImagesConfig
+from infranetes.images.machine import config as machine_images
+from infranetes.images.machine.config import MachineImageConfig
 from infranetes.machines.pool_config import PoolConfig
 from infranetes.monitoring.config import MetricsConfig
 from infranetes.overlay.config import OverlayConfig
@@ -165,6 +167,10 @@ class Config:
     # The cgroup driver that kubelet is told to use.
     cgroup_driver: str = attrs.field(default="systemd", validator=in_(("systemd", "cgroupfs")))
     parallel_agents: int = attrs.field(default=64, validator=instance_of(int))  # connected to at one time
+    # The node's own catalogue of machines' images, by NAME:VERSION.
+    machine_images: Mapping[str, MachineImageConfig] = attrs.field(
+        factory=dict, metadata=outside.names(lambda images: machine_images.look(images))
+    )
     images: ImagesConfig = attrs.field(factory=ImagesConfig)
     volumes: VolumesConfig = attrs.field(factory=VolumesConfig)
     kubernetes: KubernetesConfig = attrs.field(factory=KubernetesConfig)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's images if they come from a catalogue: only what was found is recorded, in `catalogue.json`."""
+"""The node's images if they come from a catalogue: what was found is recorded, in `catalogue.json`."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,8 +15,9 @@ import cattrs
 from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
+from infranetes.images import usage
 from infranetes.images.index import MIN_PREFIX, Image
-from infranetes.images.interface import CatalogueImage, IImageCatalogue
+from infranetes.images.interface import CatalogueImage, IImageCatalogue, IKeepsImages
 from infranetes.images.layer_disk import LayerDisk
 from infranetes.images.usage import FsUsage
 from infranetes_common.concurrency import replace_file, run_in_thread
@@ -42,6 +44,8 @@ class CatalogueStore:
         self._catalogue = catalogue
         self._images: dict[str, CatalogueImage] = {}  # by id
         self._lock = DeferredLock()  # one change at a time
+        self._held: Counter[str] = Counter()  # by id: how many launches need it
+        self._keeper = catalogue if IKeepsImages.providedBy(catalogue) else None
 
     @property
     def name(self) -> str:
@@ -71,9 +75,14 @@ class CatalogueStore:
             self._images = await run_in_thread(self._reactor, read)
         except (OSError, ValueError, cattrs.errors.BaseValidationError) as error:
             raise ConfigError(f"state_dir: images can't be kept in {self._directory}: {error}") from None
+        if self._keeper is not None:
+            await self._keeper.start()
+            await self._sweep()
 
     async def stop(self) -> None:
-        """Do nothing: nothing is under way."""
+        """End pulls that are under way. Idempotent."""
+        if self._keeper is not None:
+            await self._keeper.stop()
 
     def list(self) -> list[Image]:
         """Return every image, sorted by its first name, then id."""
@@ -134,7 +143,9 @@ class CatalogueStore:
         return json.dumps(cattrs.unstructure(self._images[image_id])).encode()
 
     async def fs_usage(self) -> FsUsage:
-        """Return the size of `catalogue.json`: there is nothing else."""
+        """Return the size of `catalogue.json`, and of what the catalogue keeps."""
+        if self._keeper is not None:
+            return await run_in_thread(self._reactor, usage.of, self._directory)
         used = self._file.stat().st_blocks * 512 if self._file.exists() else 0
         return FsUsage(time.time_ns(), str(self._directory), used, 1)
 
@@ -161,6 +172,7 @@ class CatalogueStore:
             for id, image in self._images.items()
         }
         await self._save({**others, found.id: found})
+        await self._sweep()
         return _image(found)
 
     async def remove(self, name_or_id: str) -> None:
@@ -191,6 +203,13 @@ class CatalogueStore:
 
     async def _forget(self, image_id: str) -> None:
         await self._save({id: image for id, image in self._images.items() if id != image_id})
+        await self._sweep()
+
+    async def _sweep(self) -> None:
+        """Have the catalogue remove what nothing needs."""
+        if self._keeper is not None:
+            self._held = +self._held
+            await self._keeper.keep({*self._images, *self._held})
 
     async def archive(self, image_id: str, present: int = 0) -> AsyncGenerator[bytes, None]:
         """Fail: there is nothing to load into a VM.
@@ -202,8 +221,14 @@ class CatalogueStore:
 
     @asynccontextmanager
     async def held(self, image_id: str) -> AsyncIterator[None]:
-        """Keep nothing: the node has no files of these images."""
-        yield
+        """Keep what the node has of the image until the end of the block, also if it is removed meanwhile."""
+        self._held[image_id] += 1
+        try:
+            yield
+        finally:
+            self._held[image_id] -= 1
+            if image_id not in self._images:
+                await self._sweep()
 
     async def disks(self, image_id: str) -> Sequence[LayerDisk]:
         """Fail: there are no layers.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -31,7 +31,9 @@ class CatalogueImage:
 
 
 class IImageCatalogue(Interface):
-    """Finds images by reference. Nothing is brought to the node, which only records what was found."""
+    """Finds images by reference. Nothing is brought to the node, which only records what was found.
+
+    For those that do bring something there is `IKeepsImages`."""
 
     name: str = Attribute("The value of `imgprovider` that selects it.")
     machine_images: bool = Attribute(
@@ -54,3 +56,16 @@ class IImageCatalogue(Interface):
 
         :raise InfranetesError: that can't be told now.
         """
+
+
+class IKeepsImages(IImageCatalogue):
+    """A catalogue whose `find` brings an image to the node."""
+
+    def start() -> Deferred[None]:
+        """Find what is there. :raise ConfigError: nothing can be kept."""
+
+    def stop() -> Deferred[None]:
+        """End what is under way. Idempotent."""
+
+    def keep(ids: Collection[str]) -> Deferred[None]:
+        """Remove what is kept of other images than these, and those just found. It does not fail."""

@@ -119,7 +119,7 @@ class GuestAccessContract(_Base):
 
     async def running(self, marker: str) -> int:
         """Return how many processes of the guest are `sleep MARKER`."""
-        found = await self.shell(f"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -cx {marker}")
+        found = await self.shell(f"pgrep -xf 'sleep {marker}' | wc -l")
         return int(found.stdout)
 
     async def is_over(self, marker: str) -> None:

@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.config import Config as NodeConfig
 from infranetes.config import load as load_node
+from infranetes.images.machine.config import MachineImageConfig
 from infranetes.pods.node.handler_config import HandlerConfig
 from infranetes.providers.cloud.aws.settings import Settings as AwsSettings
 from infranetes.providers.cloud.azure.settings import Settings as AzureSettings
@@ -84,6 +85,9 @@ class ReferenceTests(SynchronousTestCase):
 
     def test_every_key_of_a_handler_and_its_default(self) -> None:
         self.check("handlers.NAME", HandlerConfig())
+
+    def test_every_key_of_a_machine_image_and_its_default(self) -> None:
+        self.check("machine_images.NAME:VERSION", MachineImageConfig())
 
     def test_every_key_of_the_agent_and_its_default(self) -> None:
         self.check("vmserver.toml", AgentConfig())

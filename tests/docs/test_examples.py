@@ -14,6 +14,7 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.config import Config as NodeConfig
+from infranetes.images.machine.config import MachineImageConfig
 from infranetes.machines.pool_config import PoolSize
 from infranetes.pods.node.handler_config import HandlerConfig
 from infranetes.providers.cloud.aws.settings import Settings as AwsSettings
@@ -91,7 +92,8 @@ class ExampleTests(SynchronousTestCase):
     def test_every_key_in_an_example_exists(self) -> None:
         of_handler = {f"handlers.NAME.{key}" for key in defaults(HandlerConfig())}
         of_handler |= {f"handlers.NAME.pool.sizes.{key}" for key in attrs.fields_dict(PoolSize)}
-        keys, seen = known() | of_handler, 0
+        of_image = {f"machine_images.NAME.{key}" for key in defaults(MachineImageConfig())}
+        keys, seen = known() | of_handler | of_image, 0
         for page in sorted((TREE / "docs").glob("*.md")):
             provider = page.stem.removeprefix("provider-")
             for block in blocks(page.read_text()):
@@ -106,6 +108,7 @@ class ExampleTests(SynchronousTestCase):
                 for key in keys_of(table):
                     seen += 1
                     key = re.sub(r"^handlers\.[^.]+\.", "handlers.NAME.", key)
+                    key = re.sub(r"^machine_images\..+\.", "machine_images.NAME.", key)
                     key = re.sub(r"\.annotations\.set\..+", ".annotations.set", key)
                     self.assertTrue({key, f"providers.{provider}.{key}"} & keys, f"{page.name}: {key}")
         self.assertGreater(seen, 30)

@@ -112,6 +112,7 @@ PACKAGES = {
     "nft": "nftables",
     "protoc": "protobuf-compiler",
     "ps": "procps",
+    "qemu-ga": "qemu-guest-agent",
     "qemu-img": "qemu-utils",
     "qemu-system-x86_64": "qemu-system-x86",
     "sgdisk": "gdisk",

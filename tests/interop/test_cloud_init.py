@@ -51,16 +51,17 @@ WHOLE = GuestDocument(
 
 @needs(tool("cloud-init"))
 class CloudInitTests(SynchronousTestCase):
-    def both(self, document: GuestDocument, network: Network = BRIDGED) -> list[Any]:
-        """Return what cloud-init makes of a guest's NoCloud and of its ConfigDrive. Any: JSON."""
+    def both(self, *documents: GuestDocument, network: Network = BRIDGED) -> list[Any]:
+        """Return what cloud-init makes of guests' NoCloud and of their ConfigDrive. Any: JSON."""
         asked = []
-        for kind in (CloudInit.NOCLOUD, CloudInit.CONFIG_DRIVE):
-            choices = attrs.evolve(document.choices, cloud_init=kind)
-            top = Path(self.mktemp())
-            for name, content in files(attrs.evolve(document, choices=choices), network).items():
-                (top / name).parent.mkdir(parents=True, exist_ok=True)
-                (top / name).write_bytes(content)
-            asked += [kind.value, str(top)]
+        for document in documents:
+            for kind in (CloudInit.NOCLOUD, CloudInit.CONFIG_DRIVE):
+                choices = attrs.evolve(document.choices, cloud_init=kind)
+                top = Path(self.mktemp())
+                for name, content in files(attrs.evolve(document, choices=choices), network).items():
+                    (top / name).parent.mkdir(parents=True, exist_ok=True)
+                    (top / name).write_bytes(content)
+                asked += [kind.value, str(top)]
         done = subprocess.run(
             ["/usr/bin/python3", str(PEER), *asked],
             env={**os.environ, "PYTHONPATH": str(TOOLS / "cloud-init/usr/lib/python3/dist-packages")},
@@ -132,15 +133,14 @@ class CloudInitTests(SynchronousTestCase):
 
     def test_every_kind_of_system_is_given_ipv6(self) -> None:
         static = attrs.evolve(WHOLE, choices=GuestChoices(network_config=NetworkConfig.STATIC))
-        for document in (WHOLE, static):
-            for found in self.both(document, ROUTED):
-                network = found["network"]
-                self.assertIn("address fd00:1::7/64", network["eni"])
-                self.assertIn("fe80::1", network["eni"])
-                self.assertNotIn("::/64 gw", network["eni"])
-                self.assertIn("fe80::1", network["netplan"])
-                self.assertIn("IPV6_DEFAULTGW=fe80::1", network["sysconfig"])
-                self.assertIn("MTU=1450", network["sysconfig"])
+        for found in self.both(WHOLE, static, network=ROUTED):
+            network = found["network"]
+            self.assertIn("address fd00:1::7/64", network["eni"])
+            self.assertIn("fe80::1", network["eni"])
+            self.assertNotIn("::/64 gw", network["eni"])
+            self.assertIn("fe80::1", network["netplan"])
+            self.assertIn("IPV6_DEFAULTGW=fe80::1", network["sysconfig"])
+            self.assertIn("MTU=1450", network["sysconfig"])
 
     def test_windows_user_data_is_valid(self) -> None:
         for found in self.both(attrs.evolve(WHOLE, choices=GuestChoices(windows=True))):

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import base64
-import datetime
 import http.client
-import ipaddress
 import json
 import os
 import re
@@ -18,11 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-
+from tests.support.certificates import make_certificate
 from tests.support.oci import BuiltImage, BuiltIndex
 
 _START_SECONDS = 60
@@ -181,25 +175,6 @@ class Registry:
         return config
 
     def _make_certificate(self) -> None:
-        key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test registry")])
-        now = datetime.datetime.now(datetime.UTC)
-        names = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .sign(key, hashes.SHA256())
-        )
-        self.ca_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        (self.root / "tls-key.pem").write_bytes(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
+        certificate, key = make_certificate("test registry")
+        self.ca_file.write_bytes(certificate)
+        (self.root / "tls-key.pem").write_bytes(key)

@@ -72,10 +72,14 @@ class _Base:
 
 @attrs.frozen
 class _Had:
-    """An image's base. :ivar base: its file's name. :ivar agent: the image says that our agent is in it."""
+    """An image's base.
+
+    :ivar base: its file's name. :ivar agent: the image says that our agent is in it.
+    :ivar source: what it was made of, if that is no image of a registry; "": that is not told."""
 
     base: str
     agent: bool
+    source: str = ""
 
 
 @attrs.frozen
@@ -135,14 +139,21 @@ class Bases:
         """Return a path for a file that is to be a base."""
         return self._directory / _NEW / secrets.token_hex(8)
 
-    async def keep(self, image_id: str, made: Path, answer: Answer, agent: bool) -> BaseDisk:
+    def made_of(self, source: str) -> str:
+        """Return the id of the image that was made of this; "": none was."""
+        return next((id for id, had in self._index.images.items() if had.source == source), "")
+
+    async def keep(
+        self, image_id: str, made: Path, answer: Answer, agent: bool, source: str = ""
+    ) -> BaseDisk:
         """Make a file a base, which is then an image's; a base of the same content counts instead.
 
+        :param source: by which `made_of` finds it.
         :raise ResourceExhausted: the disk is full; the file is gone.
         """
         async with self._lock:
             try:
-                return await self._keep(image_id, made, answer, agent)
+                return await self._keep(image_id, made, answer, agent, source)
             except OSError as e:
                 raise full(e, self._directory) from None
             finally:
@@ -156,7 +167,7 @@ class Bases:
                 return
             await self._change(self._index.of(images))
 
-    async def _keep(self, image_id: str, made: Path, answer: Answer, agent: bool) -> BaseDisk:
+    async def _keep(self, image_id: str, made: Path, answer: Answer, agent: bool, source: str) -> BaseDisk:
         status = await self._thread(made.lstat)
         base = _Base(
             answer.digest, answer.format, answer.virtual_size, answer.bios, answer.uefi,
@@ -168,7 +179,7 @@ class Bases:
             base = there
         else:
             await self._thread(os.replace, made, path)
-        had = _Had(base.name, agent)
+        had = _Had(base.name, agent, source)
         changed = _Index({**self._index.bases, base.name: base}, {**self._index.images, image_id: had})
         try:
             await self._save(changed.of(changed.images))

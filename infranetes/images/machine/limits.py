@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import attrs
 
 from infranetes.images.erofs.limits import MIB
@@ -28,3 +30,18 @@ class DiskLimits:
     stored_bytes: int = 64 * GIB
     memory_bytes: int = 2048 * MIB
     seconds: float = 1800.0
+
+
+class Bounds(Protocol):
+    """The bounds that the configuration has."""
+
+    @property
+    def max_disk_bytes(self) -> int: ...
+
+    @property
+    def max_layer_bytes(self) -> int: ...
+
+
+def limits_of(bounds: Bounds) -> DiskLimits:
+    """Return the limits by the configuration."""
+    return DiskLimits(virtual_bytes=bounds.max_disk_bytes, stored_bytes=bounds.max_layer_bytes)

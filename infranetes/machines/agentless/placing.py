@@ -119,6 +119,6 @@ def _fail(directory: str, why: str) -> NoReturn:
     message = f"files can't be brought to {directory} of the guest: {why or 'no reason given'}"
     if "No space left" in why or "quota" in why:
         raise ResourceExhausted(message)
-    if "not found" in why:
+    if "not found" in why or "No such file or directory" in why:
         raise NotOffered(f"{message}; that needs a shell, tar and find in the guest")
     raise FailedPrecondition(message)

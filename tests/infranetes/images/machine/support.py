@@ -34,7 +34,7 @@ class MachineCase(StoreCase):
         self, directory: Path | None = None, qemu_img: str = "qemu-img", **config: Any
     ) -> tuple[ImageStore, MachineImages]:
         store = await self.new_store(directory, **config)
-        machine = MachineImages(reactor, store, qemu_img)
+        machine = MachineImages(reactor, store, qemu_img=qemu_img)
         self.machines.append(machine)
         await machine.start()
         return store, machine

@@ -325,7 +325,7 @@ class EndTests(MachineCase):
             "from infranetes.images.machine.images import MachineImages\n"
             "async def main(reactor):\n"
             "    store = ImageStore(reactor, sys.argv[1])\n"
-            "    machine = MachineImages(reactor, store, sys.argv[2])\n"
+            "    machine = MachineImages(reactor, store, qemu_img=sys.argv[2])\n"
             "    await store.start()\n"
             "    await machine.start()\n"
             "    await machine.base(store.list()[0])\n"
