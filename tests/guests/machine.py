@@ -47,11 +47,15 @@ class Machine:
         memory: int = 512,
         port: int = 0,
         more: Sequence[str] = (),
+        tap: int = -1,
+        mac: str = "52:54:00:12:34:56",
     ) -> None:
         """Start it. It executes, and ends by `end`.
 
         :param directory: for its files. :param memory: MiB. :param port: of the guest, for `thd_page`.
         :param more: arguments for QEMU.
+        :param tap: the descriptor of the tap that its card is on; -1: it has a network of its own.
+        :param mac: its card's address.
         """
         self._serial = directory / f"serial-{os.urandom(4).hex()}"
         self._address = _free_port()
@@ -69,15 +73,15 @@ class Machine:
                     *("-mon", "chardev=monitor,mode=readline"),
                     *_firmware(hardware.firmware, directory),
                     *_root(image, hardware),
-                    *("-netdev", f"user,id=net{forward}"),
-                    *("-device", f"{_NIC[hardware.nic]},netdev=net"),
+                    *("-netdev", f"user,id=net{forward}" if tap < 0 else f"tap,id=net,fd={tap}"),
+                    *("-device", f"{_NIC[hardware.nic]},netdev=net,mac={mac}"),
                     *more,
                 ],
                 stdin=subprocess.PIPE,
                 stdout=serial,
                 stderr=subprocess.PIPE,
                 text=True,
-                pass_fds=(monitor.fileno(),),
+                pass_fds=(monitor.fileno(), *([tap] if tap >= 0 else [])),
             )
 
     @property
