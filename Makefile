@@ -164,6 +164,10 @@ endif
 test-guests: venv proto apt-test ## Make the small VM images that tests boot, into /var/lib/infranetes/test-guests
 	@$(AS_ROOT) $(BIN)/python -m tests.guests
 
+.PHONY: test-guests-large
+test-guests-large: test-guests image ## Make the VM images of Debian that tests at night boot, too
+	@$(AS_ROOT) env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests.guests --large
+
 # The tests, in tiers of which each holds the one before: docs/testing.md. TESTS= picks some.
 RUN_TESTS = env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests
 
@@ -177,7 +181,7 @@ test: venv proto apt-test tools-and-image ## Run all tests but those of VMs and 
 test-all: venv proto apt-test tools vm-tools image image-docker test-guests ## Run all tests but those that take hours: with real VMs, too
 	@$(AS_ROOT) $(RUN_TESTS) --tier all $(TESTS)
 
-test-nightly: venv proto apt-test tools vm-tools image image-docker test-guests cluster-tools delegate-tools promtool otelcol ## Run all tests there are, soaks and clusters too, then Kubernetes' own suites: hours
+test-nightly: venv proto apt-test tools vm-tools image image-docker test-guests-large cluster-tools delegate-tools promtool otelcol ## Run all tests there are, soaks and clusters too, then Kubernetes' own suites: hours
 	$(call need,$(APT_PAGE) $(APT_CLUSTER))
 	@PYTHON=$(PYTHON) tests/cluster/tools metrics
 	@PYTHON=$(PYTHON) tests/cluster/tools storage
@@ -297,7 +301,7 @@ record-cloud: venv proto ## Record what PROVIDER=aws or gcp answers to one pod V
 
 # ---- Run: demo, run, image -----------------------------------------------------------------------
 
-AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=INFRANETES_TEST_KUBERNETES)
+AS_ROOT := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=INFRANETES_TEST_KUBERNETES,INFRANETES_TEST_GUESTS)
 SOCKET ?= /run/infranetes/infranetes.sock
 
 .PHONY: apt-run

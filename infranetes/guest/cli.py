@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None, further: Add = lambda parsers: 
 
 
 def _add_disk_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", choices=sorted(cloud_recipe.SOURCES), help="the cloud")
+    parser.add_argument("source", choices=sorted(cloud_recipe.SOURCES), help="the cloud, or qemu: the node")
     parser.add_argument("file", type=Path, help="the raw disk; a file of that name is replaced")
     parser.add_argument(
         "--kind",

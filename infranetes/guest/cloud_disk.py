@@ -64,7 +64,8 @@ def build_cloud_disk(
 ) -> None:
     """Make the file `target` a disk of the guest image in use, which boots by BIOS and by UEFI.
 
-    :param source: the cloud: one of `cloud_recipe.SOURCES`. :param kind: one of `cloud_recipe.KINDS`.
+    :param source: the cloud, or qemu: one of `cloud_recipe.SOURCES`.
+    :param kind: one of `cloud_recipe.KINDS`.
     :param gib: of the disk, at least; on a larger one the root grows when it boots.
     :param report: told what is done now. :param image_dir: where guest images are.
     :param script: run in the disk's tree, for what the image is for: packages and units of the user's own.

@@ -22,13 +22,15 @@ Files = Mapping[str, tuple[int, str]]  # by path: mode and text
 
 @attrs.frozen
 class Source:
-    """A cloud, by the name that the agent has for it as a source of its identity.
+    """A cloud, or QEMU on the node, which boots such a disk as the image of a pod.
 
+    :ivar identity: where the agent gets its identity from, in its own words.
     :ivar card: what `[Match]` says of the network cards that DHCP gives addresses.
     :ivar kernel: further words for the kernel. :ivar packages: Debian's.
     :ivar clock: the cloud's own, in chrony's words; "": none but those that DHCP tells.
     """
 
+    identity: str
     card: str = "Name=eth*"
     kernel: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
@@ -46,12 +48,15 @@ ExecCondition=+/bin/sh -c '! vmtoolsd --cmd "info-get guestinfo.infranetes.stati
 
 SOURCES: Mapping[str, Source] = {
     # An EBS volume may be slow, but it comes back: Linux' own 30 s would make the root read-only for good.
-    "aws": Source(kernel=("nvme_core.io_timeout=4294967295",), clock=cloud_time.AWS),
+    "aws": Source("aws", kernel=("nvme_core.io_timeout=4294967295",), clock=cloud_time.AWS),
     # This leaves out the cards that accelerated networking adds: they have the same addresses.
-    "azure": Source(card="Driver=hv_netvsc", clock=cloud_time.AZURE),
-    "gcp": Source(clock=cloud_time.GCP),
-    "openstack": Source(),
+    "azure": Source("azure", card="Driver=hv_netvsc", clock=cloud_time.AZURE),
+    "gcp": Source("gcp", clock=cloud_time.GCP),
+    "openstack": Source("openstack"),
+    # The node corrects the clocks of its VMs.
+    "qemu": Source("virtio-serial"),
     "vsphere": Source(
+        "vsphere",
         packages=("open-vm-tools",),
         files={
             "etc/vmware-tools/tools.conf": (0o644, _TOOLS),
@@ -139,7 +144,7 @@ def agent(source: str, kind: str, guest: GuestImage) -> str:
     text = f'provider = "{kind}"\n'
     if kind == "oci":
         text = beside.get(guest.providers) or text  # with the other choices that its pods have
-    return f'{text}\n[identity]\nsource = "{source}"\n'
+    return f'{text}\n[identity]\nsource = "{SOURCES[source].identity}"\n'
 
 
 def esp_menu(root: str) -> str:

@@ -6,6 +6,7 @@ It imports nothing that makes them, since the decorators of tests import it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 import attrs
 
 HERE = Path(__file__).resolve().parent
+_GUEST = HERE.parents[1] / "infranetes" / "guest"
 VARIABLE = "INFRANETES_TEST_GUESTS"
 DEFAULT = Path("/var/lib/infranetes/test-guests")
 
@@ -25,12 +27,16 @@ class Family:
 
     :ivar files: the names of their files. :ivar makers: the modules here that decide what is in them.
     :ivar large: whether they take minutes to make.
+    :ivar has_agent: whether they are made of the guest image in use, with our agent.
     """
 
     files: tuple[str, ...]
     makers: tuple[str, ...]
     large: bool = False
+    has_agent: bool = False
 
+
+_DEBIAN = ("debian", "disks", "make_debian")
 
 FAMILIES: Mapping[str, Family] = {
     # Debian's kernel for clouds and busybox; see `tiny`.
@@ -52,7 +58,24 @@ FAMILIES: Mapping[str, Family] = {
     "any": Family(
         files=("any.raw", "any.qcow2"), makers=("cpio", "debian", "disks", "modules", "tiny", "make_tiny")
     ),
+    # What is no Linux: GRUB's shell, iPXE, Memtest86+.
+    "systems": Family(
+        files=("grub.iso", "ipxe.iso", "memtest.iso"), makers=("debian", "disks", "make_systems")
+    ),
+    # Debian 12 with cloud-init, OpenSSH's server and QEMU's guest agent; with the first two; with the last;
+    # with our agent.
+    "debian": Family(files=("debian.qcow2",), makers=_DEBIAN, large=True),
+    "debian-ssh": Family(files=("debian-ssh.qcow2",), makers=_DEBIAN, large=True),
+    "debian-agent": Family(files=("debian-agent.qcow2",), makers=_DEBIAN, large=True),
+    "infranetes": Family(
+        files=("infranetes.qcow2",), makers=("make_infranetes",), large=True, has_agent=True
+    ),
 }
+
+
+def guest_images() -> Path:
+    """Return where guest images are kept."""
+    return Path(os.environ.get("INFRANETES_TEST_IMAGES") or "/var/lib/infranetes/guest")
 
 
 def directory() -> Path:
@@ -66,6 +89,11 @@ def key(family: str) -> str:
     digest = hashlib.sha256(family.encode())
     for module in sorted({*FAMILIES[family].makers}):
         digest.update((HERE / f"{module}.py").read_bytes())
+    if FAMILIES[family].has_agent:
+        for file in sorted(_GUEST.glob("*.py")):
+            digest.update(file.read_bytes())
+        with contextlib.suppress(OSError):  # there is no guest image, so these can't be there either
+            digest.update(os.readlink(guest_images() / "current").encode())
     return f"{family}-{digest.hexdigest()[:16]}"
 
 

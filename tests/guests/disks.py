@@ -8,12 +8,14 @@ import struct
 import tempfile
 from pathlib import Path
 
+import attrs
+
 from tests.guests.debian import said
 
 MIB = 1 << 20
 SECTOR = 512
 GRUB = Path("/usr/lib/grub/i386-pc")
-BIOS_START, SYSTEM_START, STATE_SIZE = MIB, 2 * MIB, MIB
+BIOS_START, SYSTEM_START = MIB, 2 * MIB
 #: In GRUB for BIOS, which can load no more before it has found its file system.
 _MODULES = ("biosdisk", "part_gpt", "fat", "normal", "configfile", "linux")
 # Where these files of GRUB have the numbers of sectors that `grub-install` fills in: of the first sector of
@@ -25,6 +27,25 @@ _CODE = 440  # bytes of a disk's first sector that are a loader's
 _BIOS_LOADER = "21686148-6449-6E6F-744E-656564454649"
 _ESP = "C12A7328-F81F-11D2-BA4B-00A0C93EC93B"
 _LINUX = "0FC63DAF-8483-4772-8E79-3D69D8477DE4"
+
+
+#: The packages of Debian's signed boot loader for UEFI.
+LOADERS = ("shim-signed", "grub-efi-amd64-signed")
+_SHIM = "usr/lib/shim/shimx64.efi.signed"
+_GRUB = "usr/lib/grub/x86_64-efi-signed/grubx64.efi.signed"
+
+
+@attrs.frozen
+class Last:
+    """The last partition of a disk. :ivar content: a file with that; None: it is empty, of a MiB."""
+
+    name: str
+    content: Path | None = None
+
+
+def uuid(number: int) -> str:
+    """Return the UUID of a disk's partition."""
+    return f"1bfe7a11-0000-4000-8000-{number:012}"
 
 
 def menu(words: str) -> str:
@@ -48,12 +69,23 @@ class FileSystem:
             with contextlib.suppress(RuntimeError):  # it is there
                 said("mmd", "-i", str(self.path), f"::/{'/'.join(parts[:end])}")
         if isinstance(data, Path):
-            said("mcopy", "-i", str(self.path), str(data), f"::/{path}")
+            said("mcopy", "-o", "-i", str(self.path), str(data), f"::/{path}")
             return
         with tempfile.NamedTemporaryFile(dir=self.path.parent) as copy:
             copy.write(data.encode() if isinstance(data, str) else data)
             copy.flush()
             self.write(path, Path(copy.name))
+
+
+def write_loaders(system: FileSystem, packages: Path, menu: str) -> None:
+    """Write what UEFI starts, into a file system that it may look at, and GRUB's menu.
+
+    :param packages: where `LOADERS` are unpacked.
+    """
+    system.write("grub/grub.cfg", menu)
+    system.write("EFI/debian/grub.cfg", menu)
+    system.write("EFI/BOOT/BOOTX64.EFI", packages / _SHIM)
+    system.write("EFI/BOOT/grubx64.efi", packages / _GRUB)
 
 
 def bios_loader(work: Path) -> bytes:
@@ -63,21 +95,21 @@ def bios_loader(work: Path) -> bytes:
     return core.read_bytes()
 
 
-def write_disk(disk: Path, system: Path, core: bytes | None, *, uefi: bool = True, state: str = "") -> None:
+def write_disk(disk: Path, system: Path, core: bytes | None, last: Last, *, uefi: bool = True) -> None:
     """Write a disk.
 
     :param system: the file system of its second partition. :param uefi: whether UEFI may look at it.
     :param core: GRUB for BIOS; None: BIOS can't boot it.
-    :param state: the name of a further partition, which is empty; "": none.
     """
     size = system.stat().st_size
     partitions = [_partition(2, SYSTEM_START, size, _ESP if uefi else _LINUX, "system")]
     if core is not None:
         partitions.insert(0, _partition(1, BIOS_START, SYSTEM_START - BIOS_START, _BIOS_LOADER, "bios"))
-    if state:
-        partitions.append(_partition(3, SYSTEM_START + size, STATE_SIZE, _LINUX, state))
+    end = SYSTEM_START + size
+    last_size = MIB if last.content is None else last.content.stat().st_size
+    partitions.append(_partition(3, end, last_size, _LINUX, last.name))
     with disk.open("xb") as file:
-        file.truncate(SYSTEM_START + size + (STATE_SIZE if state else 0) + MIB)
+        file.truncate(end + last_size + MIB)
     with tempfile.NamedTemporaryFile("w", dir=disk.parent) as table:
         table.write("label: gpt\nlabel-id: 1BFE7A11-0000-4000-8000-000000000000\n" + "".join(partitions))
         table.flush()
@@ -91,13 +123,14 @@ def write_disk(disk: Path, system: Path, core: bytes | None, *, uefi: bool = Tru
             file.write(_with_number(core, _PLACE_OF_SECOND, first + 1))
         file.seek(SYSTEM_START)
         file.write(system.read_bytes())
+    if last.content is not None:
+        where = (f"seek={end // MIB}", "bs=1M", "conv=notrunc,sparse")
+        said("dd", "status=none", f"if={last.content}", f"of={disk}", *where)
 
 
 def _partition(number: int, start: int, size: int, kind: str, name: str) -> str:
-    uuid = f"1BFE7A11-0000-4000-8000-{number:012}"
-    return (
-        f"{number}: start={start // SECTOR}, size={size // SECTOR}, type={kind}, name={name}, uuid={uuid}\n"
-    )
+    where = f"start={start // SECTOR}, size={size // SECTOR}"
+    return f"{number}: {where}, type={kind}, name={name}, uuid={uuid(number).upper()}\n"
 
 
 def _with_number(data: bytes, place: int, number: int) -> bytes:

@@ -143,14 +143,16 @@ class Machine:
         self._monitor.close()
 
 
-async def boot(image: Path, directory: Path, hardware: Hardware, shows: str) -> str:
+async def boot(
+    image: Path, directory: Path, hardware: Hardware, shows: str, seconds: float = BOOT_SECONDS
+) -> str:
     """Boot an image until its console shows these words, and return all that it has shown then.
 
     :raise AssertionError: it does not show them.
     """
     machine = Machine(image, directory, hardware)
     try:
-        await machine.until(shows)
+        await machine.until(shows, seconds)
         return machine.console
     finally:
         machine.end()
