@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import attrs
 
-from infranetes.guest import cloud_recipe, recipe
+from infranetes.guest import cloud_recipe, machine_image_command, recipe
 from infranetes.guest import image as images
 from infranetes.guest.build import build, say
 from infranetes.guest.cloud_disk import DEFAULT_GIB, build_cloud_disk
@@ -79,6 +79,9 @@ def parser(further: Add) -> tuple[argparse.ArgumentParser, Mapping[str, Subcomma
         each.add_argument("--json", action="store_true", help="print the image as JSON on standard output")
     disk_maker = _add(commands, "cloud-disk", "make a disk of the image that a cloud's machines boot")
     _add_disk_arguments(disk_maker)
+    machine_image_command.add_arguments(
+        _add(commands, "image", "make and inspect images of machines' disks, for registries")
+    )
     for each in (builder, shower, disk_maker):
         each.add_argument(
             "--image-dir",
@@ -158,6 +161,10 @@ def _make_disk(options: argparse.Namespace) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
+def _machine_image(options: argparse.Namespace) -> None:
+    machine_image_command.run_subcommand(options, functools.partial(say, time.monotonic()))
+
+
 def _interrupt(*_: object) -> None:
     """Have what was begun undone, as after Ctrl-C."""
     raise KeyboardInterrupt
@@ -180,6 +187,12 @@ def show(image: GuestImage, as_json: bool = False) -> None:
 _SUBCOMMANDS: Mapping[str, Subcommand] = {
     "build": Subcommand(_build),
     "cloud-disk": Subcommand(_make_disk),
+    "image": Subcommand(
+        lambda options: machine_image_command.run_subcommand(
+            options, functools.partial(say, time.monotonic())
+        ),
+        "nothing is left of it",
+    ),
     "show": Subcommand(lambda options: show(images.current(options.image_dir), options.json)),
 }
 
