@@ -101,7 +101,9 @@ class VmRecord:
     @property
     def bridge_port(self) -> BridgePort:
         """The VM's port on the pods' bridge."""
-        return BridgePort(self.tap, self.address, self.agent_port or AGENT_PORT)
+        # What boots an image may know nothing of Services.
+        served = self.guest is not None
+        return BridgePort(self.tap, self.address, self.agent_port or AGENT_PORT, served)
 
 
 def instance_id(token: str) -> str:

@@ -39,6 +39,10 @@ class RecordTests(SynchronousTestCase):
         self.assertEqual(VmRecords(self.directory).open(), [ready])
         self.assertEqual((self.records.directory_of(TOKEN) / record.DISK).read_bytes(), b"disk")
 
+    def test_the_node_translates_addresses_for_what_boots_an_image(self) -> None:
+        self.assertFalse(self.record.bridge_port.served)
+        self.assertTrue(attrs.evolve(self.record, guest=record.Guest()).bridge_port.served)
+
     def test_a_record_appears_whole_or_not_at_all(self) -> None:
         self.overlay.unlink()
         self.assertRaises(FileNotFoundError, self.add)
