@@ -19,7 +19,7 @@ APT_BASE := python3 python3-venv ca-certificates protobuf-compiler
 # Since Debian 13 docker.io is the engine alone.
 APT_DOCKER := docker.io $(shell { . /etc/os-release && [ "$${VERSION_ID%%.*}" -ge 13 ] && echo docker-cli; } 2>/dev/null)
 APT_TEST := erofs-utils xfsprogs openssl procps iproute2 conntrack docker-registry busybox-static zstd curl openssh-server $(APT_DOCKER) crun conmon catatonit gcc libc6-dev systemd \
-	nbdkit nbdkit-plugin-python libnbd-bin dnsmasq-base ovmf zsh isc-dhcp-client dhcpcd-base qemu-guest-agent
+	nbdkit nbdkit-plugin-python libnbd-bin dnsmasq-base ovmf swtpm zsh isc-dhcp-client dhcpcd-base qemu-guest-agent
 APT_RUN := skopeo qemu-system-x86 qemu-utils iproute2 nftables util-linux passwd
 APT_DEMO := docker-registry busybox-static
 # What critest's images are made from, and the containerd that the daemon is compared with.

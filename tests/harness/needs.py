@@ -115,6 +115,7 @@ PACKAGES = {
     "qemu-ga": "qemu-guest-agent",
     "qemu-img": "qemu-utils",
     "qemu-system-x86_64": "qemu-system-x86",
+    "swtpm": "swtpm",
     "sgdisk": "gdisk",
     "sshd": "openssh-server",
     "systemd-analyze": "systemd",

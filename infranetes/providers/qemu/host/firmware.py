@@ -23,14 +23,14 @@ class UefiFiles:
     variables: Path
 
 
-def uefi_files(firmware: Firmware, directory: Path = OVMF) -> UefiFiles | None:
+def uefi_files(firmware: Firmware) -> UefiFiles | None:
     """Return the files of a firmware; None: QEMU has it in itself.
 
     :raise FailedPrecondition: they are not installed."""
     if firmware is Firmware.BIOS:
         return None
     kind = ".ms" if firmware is Firmware.SECURE_BOOT else ""
-    files = UefiFiles(directory / f"OVMF_CODE_4M{kind}.fd", directory / f"OVMF_VARS_4M{kind}.fd")
+    files = UefiFiles(OVMF / f"OVMF_CODE_4M{kind}.fd", OVMF / f"OVMF_VARS_4M{kind}.fd")
     for path in (files.code, files.variables):
         if not path.is_file():
             raise FailedPrecondition(

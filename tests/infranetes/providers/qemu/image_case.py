@@ -24,12 +24,12 @@ MEMORY = 32 << 20
 
 
 class ImageCase(StandInCase):
-    """Like `StandInCase`, with an image. :ivar base: the image's disk."""
+    """Like `StandInCase`, with an image. :ivar base: the image's disk. :ivar disk: its file."""
 
     def setUp(self) -> Any:
         done = super().setUp()
-        disk = boot_sector.write(self.state_dir / "image.raw")
-        self.base = BaseDisk("sha256:0", disk, DiskFormat.RAW, boot_sector.SIZE, boots_by_bios=True)
+        self.disk = boot_sector.write(self.state_dir / "image.raw")
+        self.base = BaseDisk("sha256:0", self.disk, DiskFormat.RAW, boot_sector.SIZE, boots_by_bios=True)
         self.settings |= {"memory": 256 << 20, "console_size": 16384}
         self.patch(hypervisors, "_SECONDS", 0.2)
         return done
