@@ -13,8 +13,9 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.trial.unittest import TestCase
 from zope.interface import implementer
 
-from infranetes.machines.agentless.port_forward import AHEAD_BYTES, forwarded
+from infranetes.machines.agentless.port_forward import forwarded
 from infranetes.machines.sessions import PortForwardCall
+from infranetes_common.byte_connection import AHEAD_BYTES
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InvalidArgument, Unavailable
 from infranetes_common.reactors import IReactor
