@@ -86,13 +86,15 @@ class ByteConnection(Protocol):
             await self._writable
 
     def done_writing(self) -> None:
-        """Close the writing half. Idempotent."""
+        """Close the writing half once what was written is sent. Idempotent."""
         if not self._ended:
+            self.transport.unregisterProducer()  # a paused one would keep it open
             self.transport.loseWriteConnection()
 
     def close(self) -> None:
         """Close the connection once what was written is sent. Idempotent."""
         if not self._ended:
+            self.transport.unregisterProducer()
             self.transport.loseConnection()
 
     def abort(self) -> None:

@@ -117,7 +117,7 @@ def _default_node() -> str:
 class ControlConfig:
     """What infranetes-ctl may do besides asking and cleaning up."""
 
-    enter: bool = False  # open shells in pods' VMs
+    enter: bool = False  # open shells in pods' VMs, and use their screens and keyboards
 
 
 def _provider_tables() -> dict[str, type[attrs.AttrsInstance] | None]:

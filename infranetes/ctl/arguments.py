@@ -137,6 +137,30 @@ def console(command: argparse.ArgumentParser) -> None:
     _follow(command, "go on as the VM writes more, until it is gone")
 
 
+def _port(text: str) -> int:
+    """Read a port. :raise ArgumentTypeError: it is none."""
+    if not re.fullmatch(r"[0-9]{1,5}", text) or not int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no port, nor 0 for any that is free")
+    return int(text)
+
+
+def screenshot(command: argparse.ArgumentParser) -> None:
+    """Add POD and --output."""
+    pod(command)
+    words = "what is written, and replaced if it is there (default: standard output)"
+    command.add_argument("--output", "-o", type=Path, metavar="FILE", help=words)
+
+
+def vnc(command: argparse.ArgumentParser) -> None:
+    """Add POD, and --listen or --unix."""
+    pod(command)
+    where = command.add_mutually_exclusive_group()
+    words = "the port of 127.0.0.1 for viewers (default: any that is free)"
+    where.add_argument("--listen", type=_port, default=0, metavar="PORT", help=words)
+    words = "a unix socket for viewers in its place, which this user alone may use"
+    where.add_argument("--unix", type=Path, metavar="PATH", help=words)
+
+
 def enter(command: argparse.ArgumentParser) -> None:
     """Add POD and [COMMAND...]."""
     pod(command)

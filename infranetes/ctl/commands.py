@@ -16,9 +16,11 @@ from infranetes.ctl.bundle import support_bundle
 from infranetes.ctl.calls import Ask
 from infranetes.ctl.consoles import console
 from infranetes.ctl.logs import logs
+from infranetes.ctl.pictures import screenshot
 from infranetes.ctl.session import Session
 from infranetes.ctl.shell import enter
 from infranetes.ctl.top import top
+from infranetes.ctl.viewers import vnc
 from infranetes.ctl.watching import Watched, follow
 
 Run = Callable[[Session], Coroutine[Any, Any, int]]  # Any: what a coroutine yields
@@ -102,6 +104,12 @@ COMMANDS: dict[str, Command] = {
         "open a shell in a pod's VM, outside of its containers, or run a command there",
         enter,
         arguments.enter,
+    ),
+    "screenshot": Command(
+        "write what the screen of a pod's VM shows, as PNG", screenshot, arguments.screenshot
+    ),
+    "vnc": Command(
+        "let VNC viewers of this machine use screen and keyboard of a pod's VM", vnc, arguments.vnc
     ),
     "logs": Command("show a container's log, as it is on the node", logs, arguments.logs),
     "top": Command("list what pods use, the busiest first", top, arguments.watch),

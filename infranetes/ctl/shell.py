@@ -52,7 +52,7 @@ def _unfinished() -> InfranetesError:
     return InfranetesError("the daemon ended the shell without an exit code; its log says why")
 
 
-def _greet(begun: control.EnterPodBegun) -> None:
+def _greet(begun: control.VmOfPod) -> None:
     where = f"VM {begun.vm_id} of pod {begun.namespace}/{begun.name}"
     print(f"---- {where}; ^] three times within a second leaves it", file=sys.stderr, flush=True)
 

@@ -19,6 +19,7 @@ from infranetes.control.describe import DescribeCalls
 from infranetes.control.enter import EnterCalls
 from infranetes.control.metrics import MetricsCalls
 from infranetes.control.policies import PolicyCalls
+from infranetes.control.screens import ScreenCalls
 from infranetes.control.service import ControlService
 from infranetes.control.services import ServiceCalls
 from infranetes.control.sizes import SizeCalls
@@ -336,15 +337,22 @@ class Daemon(OrderedServices):
             Gatherer(self._reactor, Listing(self._reactor, node.inventory, node.times.listing)),
         )
         figures = MetricsCalls(self._metrics.exposition if self._metrics is not None else None)
-        shells = EnterCalls(
-            self._reactor, node.inventory, lambda: self._config_in_force.now.running.control.enter
-        )
+        shells = EnterCalls(self._reactor, node.inventory, self._may_enter)
+        screens = ScreenCalls(self._reactor, node.inventory, node.providers, self._may_enter)
         calls = control_service(
-            pods, description, usage, shells, services, policies, sizes, volumes, settings, figures
+            pods, description, usage, shells, screens, services, policies, sizes, volumes, settings, figures
         )
         server = Server(self._reactor, [calls], translate_error=errors.to_grpc)
         path, drain = self._config.control_socket, self._config.times.shutdown
-        return SocketService(self._reactor, path, CONTROL_MODE, server, drain, shells.stop)
+
+        def stop() -> None:
+            shells.stop()
+            screens.stop()
+
+        return SocketService(self._reactor, path, CONTROL_MODE, server, drain, stop)
+
+    def _may_enter(self) -> bool:
+        return self._config_in_force.now.running.control.enter
 
     def _cri_socket(self, streams: StreamingServer) -> SocketService:
         config, pods = self._config, self._pods

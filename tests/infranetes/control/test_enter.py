@@ -15,7 +15,7 @@ from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 from twisted.trial import unittest
 from zope.interface import implementer
 
-from infranetes.control import enter as module
+from infranetes.control import visits as module
 from infranetes.control.enter import AHEAD_BYTES, MAX_SHELLS, EnterCalls
 from infranetes.machines.agent import limits
 from infranetes.machines.agent.client import AgentClient
@@ -139,7 +139,7 @@ class RelayTests(EnterCase):
         record = self.world.node.inventory.sandboxes[self.sandbox].record
         self.assertEqual(
             begun.begun,
-            control.EnterPodBegun(
+            control.VmOfPod(
                 sandbox_id=self.sandbox, namespace="default", name="web", vm_id=record.instance_id
             ),
         )

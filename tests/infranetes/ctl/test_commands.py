@@ -15,7 +15,9 @@ from infranetes.ctl.commands import COMMANDS
 from infranetes.ctl.session import USAGE
 
 #: The arguments that commands require.
-NEEDED: Mapping[str, list[str]] = {name: ["abc"] for name in ("console", "describe", "enter", "logs")}
+NEEDED: Mapping[str, list[str]] = {
+    name: ["abc"] for name in ("console", "describe", "enter", "logs", "screenshot", "vnc")
+}
 
 
 def ways(name: str) -> Iterator[list[str]]:

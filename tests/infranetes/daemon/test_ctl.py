@@ -113,6 +113,8 @@ class CtlTests(CtlCase):
             "describe": ([sandbox], DONE),
             "console": ([sandbox], FAILED),  # simulated VMs have neither consoles nor sizes
             "enter": ([sandbox], FAILED),  # not allowed by the configuration
+            "screenshot": ([sandbox], FAILED),
+            "vnc": ([sandbox], FAILED),
             "logs": ([sandbox], FAILED),  # the sandbox has no container
             "top": ([], DONE),
             "support-bundle": ([str(self.root / "bundle.tar.gz")], DONE),

@@ -73,7 +73,8 @@ class FakeHypervisor:
     """A VM whose guest does what a test says.
 
     :ivar obeys: whether the guest powers off when its power button is pressed.
-    :ivar calls: what was asked of it.
+    :ivar calls: what was asked of it. :ivar picture: what its screen shows; None: it has no screen.
+    :ivar viewed: where its screen and keyboard are; None: there are none.
     """
 
     def __init__(self, state: GuestState = GuestState.PREPARED) -> None:
@@ -83,6 +84,8 @@ class FakeHypervisor:
         self.obeys = True
         self.destroyed = False
         self.silent = False
+        self.picture: Deferred[bytes] | bytes | None = None
+        self.viewed: IStreamClientEndpoint | None = None
         self._status = GuestStatus(state)
         self._watchers: list[Callable[[GuestStatus], None]] = []
 
@@ -109,6 +112,8 @@ class FakeHypervisor:
     async def status(self) -> GuestStatus:
         if self.destroyed:
             raise NotFound("there is no such VM")
+        if self.silent:
+            raise Unavailable("the hypervisor does not answer")
         return self._status
 
     def watch(self, changed: Callable[[GuestStatus], None]) -> Callable[[], None]:
@@ -152,10 +157,14 @@ class FakeHypervisor:
         return None
 
     def screenshot(self) -> Deferred[bytes]:
-        raise NotOffered("it has no screen")
+        if self.picture is None:
+            raise NotOffered("it has no screen")
+        return succeed(self.picture) if isinstance(self.picture, bytes) else self.picture
 
     def screen(self) -> IStreamClientEndpoint:
-        raise NotOffered("it has no screen")
+        if self.viewed is None:
+            raise NotOffered("it has no screen")
+        return self.viewed
 
 
 @implementer(IGuestAccess)

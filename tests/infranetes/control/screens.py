@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pod whose image is a VM, with a screen on a real unix socket, and a client of the control socket."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+import zlib
+from pathlib import Path
+
+from twisted.internet.endpoints import UNIXClientEndpoint, UNIXServerEndpoint
+from twisted.internet.protocol import Factory
+from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
+from twisted.trial import unittest
+from zope.interface import implementer
+
+from infranetes.control.screens import ScreenCalls
+from infranetes_common import errors
+from infranetes_common.byte_connection import ByteConnection
+from infranetes_common.concurrency import start
+from infranetes_common.reactors import installed
+from infranetes_common.wire import control
+from infranetes_common.wire.control_rpcs import ControlStub
+from tests.infranetes.machines.agentless.fakes import FakeHypervisor
+from tests.infranetes.pods.fakes import box, pod
+from tests.infranetes.pods.features.test_guests import GuestNode
+from txgrpc import Channel, Server, Service
+
+reactor = installed()
+GREETING = b"RFB 003.008\n"
+
+
+def png(width: int = 2, height: int = 1, filler: int = 0) -> bytes:
+    """Return a picture. :param filler: bytes that are added to it."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        )
+
+    rows = zlib.compress((b"\0" + b"\xff\0\0" * width) * height)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", rows), chunk(b"tEXt", bytes(filler)), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+class Screen(Factory):
+    """A screen that greets as RFB servers do, and shows what is typed.
+
+    :ivar connected: its connections, the first one first. :ivar reading: whether it takes what is typed.
+    :ivar gone: how many were closed."""
+
+    noisy = False
+
+    def __init__(self) -> None:
+        self.connected: list[ByteConnection] = []
+        self.reading = True
+        self.gone = 0
+
+    def buildProtocol(self, addr: object) -> ByteConnection:
+        connection = ByteConnection("the viewer")
+        self.connected.append(connection)
+        reactor.callLater(0, self._begin, connection)
+        return connection
+
+    def _begin(self, connection: ByteConnection) -> None:
+        start(self._serve(connection)).addErrback(lambda _: None).addBoth(self._ended)
+
+    async def _serve(self, connection: ByteConnection) -> None:
+        await connection.write(GREETING)
+        while self.reading and (data := await connection.read()):
+            await connection.write(data)
+
+    def _ended(self, _: object) -> None:
+        self.gone += 1
+
+
+class ScreenCase(unittest.TestCase):
+    """The pod `web`, whose VM has a screen."""
+
+    async def setUp(self) -> None:
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = Path(directory.name)
+        self.world = GuestNode(self.directory / "guests")
+        self.world.provider_ready()
+        self.addCleanup(self.world.kill)
+        self.sandbox = await start(self.world.sandboxes.run(pod("web"), ""))
+        self.container = await start(self.world.containers.create(self.sandbox, box()))
+        self.hypervisor: FakeHypervisor = list(self.world.provider.hypervisors.values())[-1]
+        self.hypervisor.picture = png()
+        self.screen = Screen()
+        await self._listen("screen", self.screen)
+        self.hypervisor.viewed = UNIXClientEndpoint(reactor, str(self.directory / "screen"))
+        self.allowed = True
+        node = self.world.node
+        self.calls = ScreenCalls(self.world.clock, node.inventory, node.providers, lambda: self.allowed)
+        service = Service(control.Control, self.calls)
+        self.server = Server(reactor, [service], translate_error=errors.to_grpc)
+        await self._listen("control", self.server.factory)
+        channel = Channel(reactor, UNIXClientEndpoint(reactor, str(self.directory / "control")))
+        self.addCleanup(lambda: self.server.drain(0.1))
+        self.addCleanup(channel.close)
+        self.stub = ControlStub(channel)
+        self.lines: list[LogEvent] = []
+
+        @implementer(ILogObserver)
+        def heard(event: LogEvent) -> None:
+            if event["log_namespace"] == "infranetes.control.screens":
+                self.lines.append(event)
+
+        globalLogPublisher.addObserver(heard)
+        self.addCleanup(globalLogPublisher.removeObserver, heard)
+
+    async def _listen(self, name: str, factory: Factory) -> None:
+        port = await UNIXServerEndpoint(reactor, str(self.directory / name)).listen(factory)
+        self.addCleanup(port.stopListening)
