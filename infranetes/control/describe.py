@@ -8,13 +8,15 @@ from infranetes.control.service import past_pod, shown_pod
 from infranetes.machines.timeline import Timeline, bounded
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Container, PastSandbox
+from infranetes.pods.vm.guest_view import GuestView, look, way_of
+from infranetes_common.redaction import redacted
 from infranetes_common.wire import control
 from infranetes_common.wire.control_rpcs import ControlDescriptionRpcs
 from txgrpc import Call
 
 
 class DescribeCalls(ControlDescriptionRpcs):
-    """Answers with a pod's timeline and its containers."""
+    """Answers with a pod's timeline, its containers, and its guest."""
 
     def __init__(self, node: NodeContext) -> None:
         self._node = node
@@ -30,6 +32,10 @@ class DescribeCalls(ControlDescriptionRpcs):
         answer.pod.CopyFrom(shown_pod(self._node, meant))
         containers = sorted(meant.containers.values(), key=lambda each: each.record.created_at)
         answer.containers.extend(_container(each) for each in containers)
+        guest = await look(self._node.clock, self._node.providers, meant, ask=True)
+        if guest is not None:
+            answer.guest.CopyFrom(_guest(guest))
+            answer.pod.way = way_of(meant)  # which may be another one by now
         return answer
 
 
@@ -45,6 +51,23 @@ def _steps(timeline: Timeline) -> list[control.Step]:
         )
         for step in timeline.steps
     ]
+
+
+def _guest(guest: GuestView) -> control.Guest:
+    shown = control.Guest(
+        way=guest.way,
+        troubles=[
+            control.WayTrouble(way=way, trouble=bounded(redacted(trouble)))
+            for way, trouble in guest.troubles.items()
+        ],
+        trouble=redacted(guest.trouble),
+    )
+    if guest.status is not None:
+        status = guest.status
+        shown.state, shown.exit_code = status.state.value, status.exit_code
+        shown.started_at, shown.finished_at = status.started_at, status.finished_at
+        shown.reason, shown.message = bounded(status.reason), bounded(redacted(status.message))
+    return shown
 
 
 def _container(container: Container) -> control.PodContainer:

@@ -24,6 +24,7 @@ from infranetes.pods.node.sides import ProviderSide
 from infranetes.pods.reconcile import Orphan, Reconciler
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import WITH_VM, SandboxState
+from infranetes.pods.vm.guest_view import way_of
 from infranetes.pods.vm.vm_size import recorded_size
 from infranetes.providers.interface import Console, IHasConsoles, Instance, Size
 from infranetes_common.concurrency import settled, shielded, within
@@ -112,6 +113,7 @@ def shown_pod(node: NodeContext, sandbox: Sandbox) -> control.Pod:
     pod.message = redacted(sandbox.trouble)
     pod.containers = len(sandbox.containers)
     pod.agent = sandbox.watch.reach.value if sandbox.watch is not None else ""
+    pod.way = way_of(sandbox)
     pod.provider = node.providers.side_of(record).name
     asked = node.handlers.of(record).sized(recorded_size(sandbox))
     size = size_words(_had(sandbox.machine)) or size_words(asked)

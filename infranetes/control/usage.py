@@ -3,27 +3,59 @@
 
 from __future__ import annotations
 
+from twisted.internet.interfaces import IReactorTime
+
 from infranetes.pods.node.inventory import Inventory, Sandbox
+from infranetes.pods.node.sides import Providers
 from infranetes.pods.store.states import SandboxState
-from infranetes.stats.gather import Figures, Gatherer
+from infranetes.pods.vm.guest_view import GuestView, look, way_of
+from infranetes.providers.hypervisor import GuestState
+from infranetes.stats.gather import WAIT_SECONDS, Figures, Gatherer
+from infranetes_common.concurrency import start
+from infranetes_common.redaction import redacted
 from infranetes_common.wire import control
 from infranetes_common.wire.control_rpcs import ControlUsageRpcs
 from txgrpc import Call
 
+_WHY = {
+    GuestState.PREPARED: "its guest does not execute yet",
+    GuestState.RUNNING: "its hypervisor does not tell them",
+    GuestState.OFF: "its guest is off",
+    GuestState.CRASHED: "its guest has crashed",
+}
 _MOST = (1 << 64) - 1
 
 
 class UsageCalls(ControlUsageRpcs):
     """Answers with what pods use, as their VMs' agents say."""
 
-    def __init__(self, inventory: Inventory, gatherer: Gatherer) -> None:
+    def __init__(
+        self, clock: IReactorTime, inventory: Inventory, providers: Providers, gatherer: Gatherer
+    ) -> None:
+        self._clock = clock
         self._inventory = inventory
+        self._providers = providers
         self._gatherer = gatherer
 
     async def ListUsage(self, request: control.ListUsageRequest, call: Call) -> control.ListUsageResponse:
         ready = [each for each in self._inventory if each.state is SandboxState.READY]
         figures = await self._gatherer.now(ready)
-        return control.ListUsageResponse(pods=[_usage(each, figures.get(each.id)) for each in ready])
+        pods = {each.id: _usage(each, figures.get(each.id)) for each in ready}
+        silent = [each for each in ready if each.id not in figures and way_of(each)]
+        asked = [start(look(self._clock, self._providers, each, seconds=WAIT_SECONDS)) for each in silent]
+        for sandbox, guest in zip(silent, asked, strict=True):
+            pods[sandbox.id].why = _why(await guest)
+        return control.ListUsageResponse(pods=list(pods.values()))
+
+
+def _why(guest: GuestView | None) -> str:
+    """Return why a guest without our agent has no figures."""
+    if guest is None:
+        return "its VM is gone"
+    if guest.status is None:
+        return redacted(guest.trouble)
+    words = _WHY[guest.status.state]
+    return f"{words} ({guest.status.reason})" if guest.status.reason else words
 
 
 def _usage(sandbox: Sandbox, figures: Figures | None) -> control.PodUsage:

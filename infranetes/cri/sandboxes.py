@@ -14,6 +14,7 @@ from infranetes.cri.paging import pages
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.node.sides import Providers
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
+from infranetes.pods.vm.guest_view import GuestView, look
 from infranetes.pods.vm.listing import Listing
 from infranetes.pods.vm.resize import Resizer
 from infranetes_common.concurrency import shielded
@@ -77,7 +78,9 @@ class SandboxCalls(RuntimeSandboxRpcs):
             status=translate.sandbox_status(sandbox), timestamp=nanoseconds(self._clock)
         )
         if request.verbose:
-            response.info["info"] = json.dumps(self._details(sandbox), default=str)
+            guest = await look(self._clock, self._providers, sandbox)
+            details = {**self._details(sandbox), **({} if guest is None else {"guest": _guest(guest)})}
+            response.info["info"] = json.dumps(details, default=str)
         return response
 
     async def UpdatePodSandboxResources(
@@ -131,6 +134,19 @@ class SandboxCalls(RuntimeSandboxRpcs):
             selector = dict(wanted.label_selector)
             found = [one for one in found if validate.labels_match(one.config.labels, selector)]
         return found
+
+
+def _guest(guest: GuestView) -> dict[str, object]:
+    status = guest.status
+    return {
+        "way": guest.way,
+        "troubles": dict(guest.troubles),
+        "state": status.state.value if status is not None else "",
+        "trouble": guest.trouble,
+        "exitCode": status.exit_code if status is not None else 0,
+        "reason": status.reason if status is not None else "",
+        "message": status.message if status is not None else "",
+    }
 
 
 def before_deadline(call: Call) -> float | None:

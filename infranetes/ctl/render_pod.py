@@ -4,13 +4,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from infranetes.ctl.tables import Json, lines, table
 from infranetes_common.wire import control
 
 _NANOS = 1e9
+_REACHED = {
+    "agent": "by its agent",
+    "none": "by its console alone: `kubectl attach -it`, `infranetes-ctl console`",
+}
+_ENDED = ("off", "crashed")  # the states of guests that do not execute any more
 
 
 def pod_json(answer: control.DescribePodResponse, pod: Json) -> Json:
@@ -18,8 +23,29 @@ def pod_json(answer: control.DescribePodResponse, pod: Json) -> Json:
     return {
         "pod": pod,
         "containers": [_container_json(each) for each in answer.containers],
+        "guest": _guest_json(answer.guest) if answer.HasField("guest") else None,
         "steps": [_step_json(each) for each in answer.steps],
         "left_out": answer.left_out,
+    }
+
+
+def agent_words(pod: control.Pod) -> str:
+    """Return whether the agent can be reached; of a guest without ours that can be: by which way."""
+    return pod.way if pod.way and pod.agent == "live" else pod.agent
+
+
+def _guest_json(guest: control.Guest) -> Json:
+    ended = guest.state in _ENDED
+    return {
+        "way": guest.way,
+        "troubles": {each.way: each.trouble for each in guest.troubles},
+        "state": guest.state or None,
+        "trouble": guest.trouble,
+        "started_at": guest.started_at / _NANOS if guest.started_at else None,
+        "finished_at": guest.finished_at / _NANOS if guest.finished_at else None,
+        "exit_code": guest.exit_code if ended else None,
+        "reason": guest.reason,
+        "message": guest.message,
     }
 
 
@@ -55,10 +81,28 @@ def _step_json(step: control.Step) -> Json:
 
 def pod_text(answer: control.DescribePodResponse, options: argparse.Namespace) -> str:
     """Return the facts of the pod, and tables of its containers and its timeline."""
-    return "\n\n".join(part for part in (_facts(answer.pod), _containers(answer), _timeline(answer)) if part)
+    guest = _guest(answer.guest) if answer.HasField("guest") else []
+    parts = _facts(answer.pod, guest), _containers(answer), _timeline(answer)
+    return "\n\n".join(part for part in parts if part)
 
 
-def _facts(pod: control.Pod) -> str:
+def _guest(guest: control.Guest) -> list[str]:
+    """Return lines on the guest: its state, and how it is reached."""
+    words = guest.state or f"in a state that is not known: {guest.trouble}"
+    if guest.state in _ENDED:
+        words += f" with exit code {guest.exit_code} since {_moment(guest.finished_at)} UTC"
+    elif guest.started_at:
+        words += f" since {_moment(guest.started_at)} UTC"
+    said = "; ".join(each for each in (guest.reason, guest.message) if each)
+    reached = _REACHED.get(guest.way, f"by {guest.way}")
+    return [
+        f"guest      {words}" + (f": {said}" if said else ""),
+        f"reached    {reached}" if guest.state not in _ENDED else "",
+        *(f"not by     {each.way}: {each.trouble}" for each in guest.troubles),
+    ]
+
+
+def _facts(pod: control.Pod, guest: Sequence[str]) -> str:
     vm = pod.vm
     price = f", {vm.cost_per_hour:.4f} USD an hour" if vm.HasField("cost_per_hour") else ""
     made_by = f"{pod.provider}, handler {pod.handler}" if pod.handler else pod.provider
@@ -70,7 +114,8 @@ def _facts(pod: control.Pod) -> str:
         f"provider   {made_by}",
         f"VM         {vm.id} {vm.state}{price}" if vm.id else "",
         f"why        {vm.detail}" if vm.detail else "",
-        f"agent      {pod.agent}" if pod.agent else "",
+        f"agent      {pod.agent}" if pod.agent and not pod.way else "",
+        *guest,
         f"addresses  {' '.join(pod.addresses)}" if pod.addresses else "",
         f"size       {pod.size}" if pod.size else "",
         *(f"refused    {_refused(each)}" for each in pod.refused),

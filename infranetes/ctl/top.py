@@ -121,6 +121,7 @@ def _json(each: Use) -> Json:
         "received_bytes": pod.received_bytes if pod.HasField("received_bytes") else None,
         "sent_bytes": pod.sent_bytes if pod.HasField("sent_bytes") else None,
         "processes": pod.processes if known else None,
+        "why": pod.why,
     }
 
 
@@ -138,7 +139,7 @@ def _row(each: Use) -> tuple[str, ...]:
         "" if each.received is None else size(each.received),
         "" if each.sent is None else size(each.sent),
         str(pod.processes) if known else "",
-        "" if known else f"its agent does not answer: it is {pod.agent or 'not connected'}",
+        "" if known else pod.why or f"its agent does not answer: it is {pod.agent or 'not connected'}",
     )
 
 

@@ -333,7 +333,9 @@ class Daemon(OrderedServices):
         sizes, settings = SizeCalls(node.providers), ConfigCalls(self._reactor, self._config_in_force)
         description = DescribeCalls(node)
         usage = UsageCalls(
+            self._reactor,
             node.inventory,
+            node.providers,
             Gatherer(self._reactor, Listing(self._reactor, node.inventory, node.times.listing)),
         )
         figures = MetricsCalls(self._metrics.exposition if self._metrics is not None else None)

@@ -15,6 +15,7 @@ from infranetes.monitoring.recent_warnings import Warned
 from infranetes.observer import Launch
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.store.states import ContainerState
+from infranetes.pods.vm.guest_view import way_of
 
 MAX_PODS = 500  # the newest; older ones are counted, not shown
 
@@ -45,6 +46,7 @@ class Pod:
     address: str
     reach: str
     message: str
+    way: str = ""  # by which its guest without our agent is reached; "": it has our agent
 
 
 @attrs.frozen
@@ -110,6 +112,7 @@ def _pod(node: ShownNode, sandbox: Sandbox) -> Pod:
         size=instance.size if instance is not None else "",
         address=record.address,
         reach=watch.reach.value if watch is not None else "",
+        way=way_of(sandbox),
         message=sandbox.trouble,
     )
 

@@ -141,10 +141,15 @@ def _pod(pod: Pod, now: float) -> Sequence[Cell]:
         pod.address,
         f"{pod.vm} ({pod.provider})" if pod.vm else pod.provider,
         pod.size,
-        _mark(pod.reach, good=pod.reach == "live") if pod.reach else "",
+        _agent(pod),
         tags.code(pod.id[:_SHORT], title=pod.id),
         pod.message,
     )
+
+
+def _agent(pod: Pod) -> Cell:
+    live = pod.reach == "live"
+    return _mark(pod.way if pod.way and live else pod.reach, good=live) if pod.reach else ""
 
 
 def _launches(shown: Overview) -> Tag:

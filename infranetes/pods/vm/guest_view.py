@@ -71,20 +71,26 @@ def way_of(sandbox: Sandbox) -> str:
 
 
 async def look(
-    clock: IReactorTime, providers: Providers, sandbox: Sandbox, *, ask: bool = False
+    clock: IReactorTime,
+    providers: Providers,
+    sandbox: Sandbox,
+    *,
+    ask: bool = False,
+    seconds: float = STATUS_SECONDS,
 ) -> GuestView | None:
     """Return what is seen of a pod's guest; None: its VM was not booted from an image of anybody's.
 
     Takes no longer than the deadlines here, and does not fail.
 
-    :param ask: whether the ways into it are asked now; else it is told which one answered last."""
+    :param ask: whether the ways into it are asked now; else it is told which one answered last.
+    :param seconds: that the hypervisor has to tell its state."""
     try:
         hypervisor = hypervisor_of(providers, sandbox)
     except InfranetesError:
         return None
     status, trouble = None, ""
     try:
-        status = await within(clock, STATUS_SECONDS, hypervisor.status(), "the hypervisor's answer")
+        status = await within(clock, seconds, hypervisor.status(), "the hypervisor's answer")
     except InfranetesError as error:
         trouble = str(error)
     agent = sandbox.client

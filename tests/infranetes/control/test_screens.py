@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import UNIXClientEndpoint
@@ -13,6 +13,7 @@ from twisted.internet.task import deferLater
 from infranetes.control.screens import AHEAD_BYTES, MAX_VIEWERS
 from infranetes.control.visits import START_SECONDS
 from infranetes.pods.vm.screens import CONNECT_SECONDS, MOST_BYTES, PICTURE_SECONDS
+from infranetes.providers.interface import IPodProvider
 from infranetes_common.concurrency import start
 from infranetes_common.wire import control
 from tests.infranetes.control.screens import GREETING, ScreenCase, png, reactor
@@ -88,11 +89,9 @@ class ScreenshotTests(Case):
         await self.refused(Code.NOT_FOUND, self.shot("none"))
 
     async def test_so_are_those_of_providers_that_show_none(self) -> None:
-        self.world.node.providers.side_of(self._record()).provider = FakeProvider(self.world)
+        record = self.world.node.inventory.sandboxes[self.sandbox].record
+        self.world.node.providers.side_of(record).provider = cast(IPodProvider, FakeProvider(self.world))
         self.assertIn("QEMU has", await self.refused(Code.FAILED_PRECONDITION, self.shot()))
-
-    def _record(self) -> Any:
-        return self.world.node.inventory.sandboxes[self.sandbox].record
 
 
 class ConnectionTests(Case):

@@ -77,7 +77,12 @@ class UsageTests(PodsTestCase):
         self.world = FakeNode()
         self.world.provider_ready()
         self.addCleanup(self.world.kill)
-        self.calls = UsageCalls(self.world.node.inventory, Gatherer(self.world.clock, self.world.listing))
+        self.calls = UsageCalls(
+            self.world.clock,
+            self.world.node.inventory,
+            self.world.node.providers,
+            Gatherer(self.world.clock, self.world.listing),
+        )
 
     def used(self) -> list[control.PodUsage]:
         return list(self.do(self.calls.ListUsage(control.ListUsageRequest(), NO_CALL)).pods)
