@@ -31,7 +31,7 @@ _WORDS = Words(
     refused="a shell in a pod's VM was refused: {key} is false",
     opened="a shell is opened in VM {vm} of pod {pod}",
     ended="the shell in VM {vm} of pod {pod} has ended after {seconds} s: {why}",
-    may_not="nobody may enter pods' VMs",
+    may_not="nobody may enter pods' VMs on this node",
     too_many="{most} shells are open on this node already: leave one of them",
     stopping="enter the pod again once it has started",
 )

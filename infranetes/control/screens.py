@@ -33,7 +33,7 @@ _WORDS = Words(
     refused="the screen of a pod's VM was refused: {key} is false",
     opened="a viewer is connected to screen and keyboard of VM {vm} of pod {pod}",
     ended="the viewer of the screen of VM {vm} of pod {pod} has left after {seconds} s: {why}",
-    may_not="nobody may use screen and keyboard of pods' VMs",
+    may_not="nobody may use screen and keyboard of pods' VMs on this node",
     too_many="{most} viewers are connected to screens of this node's VMs already: close one of them",
     stopping="connect again once it has started",
 )

@@ -105,8 +105,8 @@ class Visits:
         if not self._allowed():
             self._words.log.warn(self._words.refused, key=KEY, **attrs.asdict(visitor))
             raise PermissionDenied(
-                f"{self._words.may_not} on this node: set {KEY} = true in its configuration, and reload it "
-                "(systemctl reload infranetes)"
+                f"{self._words.may_not}: set {KEY} = true in its configuration, and reload it (systemctl "
+                "reload infranetes)"
             )
         return visitor
 
