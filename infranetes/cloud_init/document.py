@@ -16,9 +16,7 @@ class GuestVolume:
     """A disk of a volume, in the guest."""
 
     serial: str
-    path: (
-        str  # where it is mounted; of a raw block volume, what leads to its device; "": only its serial does
-    )
+    path: str  # where it is mounted; of a raw block volume, what leads to it, or "": its serial alone does
     fs_type: str = "ext4"  # of one that is mounted, and made on a disk that is all zeros; "": as it is
     read_only: bool = False
     block: bool = False  # raw: not mounted

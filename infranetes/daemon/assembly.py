@@ -47,16 +47,19 @@ from infranetes.firewalls.agent_ports import table_name as agents_table
 from infranetes.hostports.hostports import HostPorts, table_name
 from infranetes.hostports.table import HostPortTable
 from infranetes.identity.authority import Authority
+from infranetes.identity.guest_keys import GuestSecrets
 from infranetes.identity.node_addresses import sources
 from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.several import container_images
 from infranetes.kubernetes.api_server import ApiServer
 from infranetes.kubernetes.cluster import troubles
+from infranetes.kubernetes.config_objects import ApiServerObjects
 from infranetes.kubernetes.kept import KeptObjects
 from infranetes.kubernetes.pod_events import PodEvents
 from infranetes.kubernetes.pod_needs import ApiServerNeeds
 from infranetes.machines.agent.client import connector
 from infranetes.machines.agent.container_watch import WatchTimes
+from infranetes.machines.agentless.memory import GuestMemory
 from infranetes.machines.context import NodeNames
 from infranetes.machines.renewal import Renewal
 from infranetes.machines.timekeeping import Timekeeping
@@ -65,6 +68,7 @@ from infranetes.overlay.tunnels import Tunnels
 from infranetes.overlay.walls import OverlayFirewalls
 from infranetes.pods.containers.lifelog import log_container_events
 from infranetes.pods.features.agent_ports import AgentPortRules
+from infranetes.pods.features.guests import Guests
 from infranetes.pods.features.host_ports import PodHostPorts
 from infranetes.pods.features.network_policies import FirewallEnforcer, PodFirewalls
 from infranetes.pods.features.overlay import NetworkChoice, PodOverlay
@@ -258,9 +262,11 @@ class Daemon(OrderedServices):
         if (delegate := self._backends.delegate) is not None:
             runtime = ShadowSandboxes(delegate, str(config.state_dir))
             shadows = Shadows(node.inventory, runtime, sandboxes.lost, sandboxes.end_abandoned)
+        guests = self._make_guests(node)
         host_ports = HostPorts(HostPortTable(reactor, table_name(config.state_dir)))
         features = (
             shadows,
+            guests,
             NfsVolumes(reactor, self._nfs.find),
             self._volumes,
             Volumes(reactor, config.state_dir / "volumes", config.volumes),
@@ -273,6 +279,23 @@ class Daemon(OrderedServices):
             PodEventReports(self._pod_events, node.handlers.of) if self._pod_events is not None else None,
         )
         return Features(*(feature for feature in features if feature is not None))
+
+    def _make_guests(self, node: NodeContext) -> Guests | None:
+        """Make what takes the place of agents in VMs without one; None: there are no such VMs."""
+        machines = self._backends.machines
+        if machines is None:
+            return None
+        from infranetes.daemon.guests import NodeGuests  # imports the reactor, which is chosen by now
+
+        state_dir = self._config.state_dir
+        memory = GuestMemory(self._reactor, state_dir / "guests")
+        server = self._api_server
+        objects = ApiServerObjects(self._reactor, server) if server is not None else None
+        makers = NodeGuests(self._reactor, GuestSecrets(state_dir), objects)
+        lost = self._pods.sandboxes.lost
+        guests = Guests(self._reactor, node.inventory, node.handlers.of, memory, makers, lost, node.now)
+        node.guests, self._pods.containers.machine_images.disks = guests, machines
+        return guests
 
     def _make_pod_overlay(self, node: NodeContext) -> PodOverlay | None:
         if self._overlay is None:
@@ -426,6 +449,8 @@ class Daemon(OrderedServices):
             self._backends.images.reconfigure(config.images)
         elif (store := container_images(self._backends.images)) is not None:
             store.reconfigure(config.images)
+        if self._backends.machines is not None:
+            self._backends.machines.reconfigure(config)
         self._pods.node.pools.own.reconfigure(config.pool)
 
     @property

@@ -10,6 +10,7 @@ import attrs
 
 from infranetes.config import Config
 from infranetes.daemon.delegate import images_beside, make_delegate
+from infranetes.daemon.machine_disks import NodeDisks
 from infranetes.delegate.channel import Delegate
 from infranetes.delegate.node_images import NodeImages
 from infranetes.images import ImageStore
@@ -17,6 +18,7 @@ from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.executables import Executables
 from infranetes.images.interface import IImageCatalogue
+from infranetes.images.machine.catalogue import MachineCatalogue
 from infranetes.images.machine.images import MachineImages
 from infranetes.images.preload import Preload, gather, gather_disks
 from infranetes.images.several import SeveralStores, Store, as_one, container_images
@@ -54,7 +56,7 @@ class Backends:
     cri_images: Store | SeveralStores | CatalogueSet
     make: Callable[[str], IPodProvider]
     delegate: Delegate | None = None
-    machines: MachineImages | None = None
+    machines: NodeDisks | None = None
 
     async def start_images(self) -> None:
         """Start what has images. :raise ConfigError: a directory can't be used."""
@@ -133,7 +135,8 @@ def make_backends(
             wrong.append(str(error))
     if wrong:
         raise ConfigError("\n".join(wrong))
-    stores = make_stores(reactor, config, providers, source)
+    catalogue = make_catalogue(reactor, config, providers)
+    stores = make_stores(reactor, config, providers, source, catalogue)
     delegate = make_delegate(reactor, config, source)
     images: Images
     cri_images: Store | SeveralStores | CatalogueSet
@@ -142,17 +145,27 @@ def make_backends(
     else:
         images, cri_images = images_beside(reactor, config, delegate, stores)
     machines = None
-    if delegate is None and _boot_images(config, providers) and (store := container_images(as_one(stores))):
-        machines = MachineImages(reactor, store)
+    if catalogue is not None:
+        store = container_images(as_one(stores)) if delegate is None else None
+        machines = NodeDisks(None if store is None else MachineImages(reactor, store), catalogue)
     return Backends(list(providers.values()), images, cri_images, make, delegate, machines)
 
 
-def _boot_images(config: Config, providers: Mapping[str, IPodProvider]) -> bool:
-    """Whether there are pods whose VMs boot images of the node's."""
-    return any(
-        config.kind_of(handler) == MACHINE and IBootsImages.providedBy(providers[config.provider_of(handler)])
+def make_catalogue(
+    reactor: IReactor, config: Config, providers: Mapping[str, IPodProvider]
+) -> MachineCatalogue | None:
+    """Make the node's own catalogue of machines' images; None: no pods' VMs boot images of the node."""
+    booting = {
+        name
         for handler in ("", *config.handlers)
-    )
+        if config.kind_of(handler) == MACHINE
+        and IBootsImages.providedBy(providers[name := config.provider_of(handler)])
+    }
+    if not booting:
+        return None
+    (name,) = booting  # QEMU's VMs are the only ones that do
+    directory = config.state_dir / f"images-{name}" / "machines"
+    return MachineCatalogue(reactor, directory, config.machine_images, config.images, name=name)
 
 
 def make_stores(
@@ -160,8 +173,11 @@ def make_stores(
     config: Config,
     providers: Mapping[str, IPodProvider],
     source: str = "configuration",
+    catalogue: MachineCatalogue | None = None,
 ) -> Mapping[str, Store]:
     """Make the image stores of all handlers' pods, by `SeveralStores`' names, the node's own first.
+
+    :param catalogue: of images that VMs boot, beside those of registries.
 
     :raise ConfigError: the images are to be a provider's that has none."""
     stores: dict[str, Store] = {}
@@ -173,6 +189,9 @@ def make_stores(
         if key not in stores:
             where = f"handlers.{handler}.images" if handler else "imgprovider"
             stores[key] = _make_store(reactor, config, kind, name, providers[name], f"{source}: {where}")
+    if catalogue is not None:
+        directory = config.state_dir / f"images-{catalogue.name}"
+        stores[catalogue.name] = CatalogueStore(reactor, directory, catalogue)
     return stores
 
 

@@ -62,13 +62,14 @@ _log = Logger()
 class GuestParts:
     """What an agent without agent is made of.
 
+    :ivar hypervisor: returns the VM's hypervisor. It fails with Unavailable while its provider is starting.
     :ivar container: returns the id of the container that the guest is, by the node's record; "": none.
     :ivar now: returns the time in nanoseconds since 1970 UTC.
     """
 
     sandbox_id: str
     host: str  # where the guest's ports are
-    hypervisor: IHypervisor
+    hypervisor: Callable[[], IHypervisor]
     ways: Ways
     configure: Configure
     memory: GuestMemory
@@ -89,12 +90,15 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
         self.ways = parts.ways
         self._reactor = reactor
         self._parts = parts
-        self._hypervisor = parts.hypervisor
         self._dns = cri.DNSConfig()
         self._remembered: Flight[PodFacts | None] | None = None
         self._unbrought: set[str] = set()  # volumes with changes that did not reach the guest
         self._bringing = False
         self._closed = False
+
+    @property
+    def _hypervisor(self) -> IHypervisor:
+        return self._parts.hypervisor()
 
     # ---- the VM
 
@@ -116,7 +120,7 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
     # ---- the container
 
     def watch(self) -> EventStream[vmserver.WatchEvent]:
-        return GuestEvents(self._hypervisor, self._parts.container)
+        return GuestEvents(self._parts.hypervisor, self._parts.container)
 
     async def create(
         self, container_id: str, image_id: str, config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig
@@ -132,6 +136,7 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
         }
         facts = PodFacts(
             self._sandbox_id,
+            sandbox.metadata.namespace,
             sandbox.hostname,
             tuple(self._dns.servers),
             tuple(self._dns.searches),
@@ -282,8 +287,8 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
 
     async def _put_cds(self, facts: PodFacts) -> None:
         files = mounted_files(self.volumes, facts.mounts)
-        cds = self._parts.configure(facts, files).cds(await self._hypervisor.network())
-        await self._hypervisor.insert_cds(cds)
+        told = await self._parts.configure(facts, files)
+        await self._hypervisor.insert_cds(told.cds(await self._hypervisor.network()))
 
     def _placed_disks(self, mounts: Mapping[str, str]) -> Iterator[GuestDisk]:
         for path, source in mounts.items():

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import attrs
 
@@ -27,6 +27,7 @@ class PodFacts:
     """What the node knows of a guest's pod once its container is created."""
 
     sandbox_id: str
+    namespace: str = ""  # of Kubernetes
     hostname: str = ""
     nameservers: tuple[str, ...] = ()
     searches: tuple[str, ...] = ()
@@ -36,7 +37,7 @@ class PodFacts:
     disks: tuple[GuestDisk, ...] = ()
 
 
-Configure = Callable[[PodFacts, Mapping[str, GuestFile]], GuestConfiguration]
+Configure = Callable[[PodFacts, Mapping[str, GuestFile]], Awaitable[GuestConfiguration]]
 """Makes what a guest is told; the files are those of its volumes, by their whole path in the guest.
 
-:raise InvalidArgument: the pod's annotations ask for what can't be."""
+:raise InfranetesError: the pod's annotations ask for what can't be, or can't be had now."""

@@ -8,7 +8,7 @@ it for a while.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from twisted.internet.interfaces import IReactorTime
 
@@ -137,7 +137,7 @@ class ConsoleReader:
 class ConsoleCalls:
     """The part of `IAgent` for the console."""
 
-    def __init__(self, reactor: IReactor, hypervisor: IHypervisor) -> None:
+    def __init__(self, reactor: IReactor, hypervisor: Callable[[], IHypervisor]) -> None:
         self._clock: IReactorTime = reactor
         self._machine = hypervisor
 
@@ -146,7 +146,7 @@ class ConsoleCalls:
     ) -> AsyncGenerator[vmserver.LogRecord, None]:
         if cursor and not (cursor.isascii() and cursor.isdecimal() and len(cursor) < 20):
             raise InvalidArgument(f"{cursor[:80]!r} is no place in the console's log")
-        reader = ConsoleReader(self._clock, self._machine, int(cursor or 0))
+        reader = ConsoleReader(self._clock, self._machine(), int(cursor or 0))
         async for record in _records(self._clock, reader, follow):
             yield record
 
@@ -158,8 +158,9 @@ class ConsoleCalls:
         typing = start(self._typed(served))
         typing.addErrback(lambda _: None)
         try:
-            console: IConsole = self._machine.console
-            reader = ConsoleReader(self._clock, self._machine, await self._shown_from(console))
+            machine = self._machine()
+            console: IConsole = machine.console
+            reader = ConsoleReader(self._clock, machine, await self._shown_from(console))
             while True:
                 skipped = reader.skipped
                 data = await reader.read()
@@ -169,7 +170,7 @@ class ConsoleCalls:
                 if data:
                     await served.write("stdout", data)
                 elif reader.at_end:
-                    return (await self._machine.status()).exit_code & 0xFF
+                    return (await machine.status()).exit_code & 0xFF
                 else:
                     await reader.wait(None)
         finally:
@@ -186,7 +187,7 @@ class ConsoleCalls:
     async def _typed(self, served: Served) -> None:
         while (message := await served.read()) is not None:
             if message.WhichOneof("input") == "stdin":  # a console has no size
-                await self._machine.console.write(message.stdin)
+                await self._machine().console.write(message.stdin)
 
 
 async def _records(

@@ -36,10 +36,11 @@ def container_state(id: str, status: GuestStatus) -> vmserver.ContainerState:
 class GuestEvents:
     """The stream of one guest's states, as our agent's Watch stream has them.
 
+    :param hypervisor: returns the guest's hypervisor.
     :param container: returns the id of the container that the guest is; "": there is none yet.
     """
 
-    def __init__(self, hypervisor: IHypervisor, container: Callable[[], str]) -> None:
+    def __init__(self, hypervisor: Callable[[], IHypervisor], container: Callable[[], str]) -> None:
         self._hypervisor = hypervisor
         self._container = container
         self._changes: list[GuestStatus] = []
@@ -52,9 +53,10 @@ class GuestEvents:
         self._wake()
 
     async def __aiter__(self) -> AsyncIterator[vmserver.WatchEvent]:
-        unwatch = self._hypervisor.watch(self._changed)
+        hypervisor = self._hypervisor()
+        unwatch = hypervisor.watch(self._changed)
         try:
-            status = await self._hypervisor.status()
+            status = await hypervisor.status()
             # Changes until now are in the status.
             self._changes.clear()
             for event in self._events(status):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -23,17 +23,27 @@ _log = Logger()
 class Ways:
     """The ways into one guest.
 
-    :param ways: best first. :ivar found: the one that answered last; None: none has, or it was lost.
+    :param make: makes them, best first, when one is needed first.
+    :ivar found: the one that answered last; None: none has, or it was lost.
     :ivar troubles: why the others did not answer, by their names.
     """
 
-    def __init__(self, clock: IReactorTime, sandbox_id: str, ways: Sequence[IGuestAccess]) -> None:
+    def __init__(
+        self, clock: IReactorTime, sandbox_id: str, make: Callable[[], Sequence[IGuestAccess]]
+    ) -> None:
         self.found: IGuestAccess | None = None
         self.troubles: dict[str, str] = {}
         self._clock = clock
         self._sandbox_id = sandbox_id
-        self._ways = tuple(ways)
+        self._make = make
+        self._made: tuple[IGuestAccess, ...] | None = None
         self._look_again_at = 0.0
+
+    @property
+    def _ways(self) -> tuple[IGuestAccess, ...]:
+        if self._made is None:
+            self._made = tuple(self._make())
+        return self._made
 
     @property
     def name(self) -> str:
@@ -103,4 +113,4 @@ class Ways:
         return start(self._close())
 
     async def _close(self) -> None:
-        await settled([start(way.close()) for way in self._ways])
+        await settled([start(way.close()) for way in self._made or ()])

@@ -8,6 +8,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
+import attrs
+
 from infranetes.machines.agentless.access import GuestFile, IGuestAccess
 from infranetes.machines.agentless.agent import AgentlessAgent, GuestParts
 from infranetes.machines.agentless.configuration import PodFacts
@@ -20,10 +22,11 @@ from infranetes.pods.node.inventory import Container, Inventory, Sandbox
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.providers import machine_annotations
+from infranetes.providers.annotations import read
 from infranetes.providers.hypervisor import GuestState, GuestStatus, IBootsImages, IHypervisor
 from infranetes.providers.machine_annotations import GuestChoices
 from infranetes.providers.machine_images import GuestConfiguration
-from infranetes_common.errors import NotFound
+from infranetes_common.errors import InfranetesError, NotFound, Unavailable
 from infranetes_common.reactors import IReactor
 
 
@@ -35,10 +38,12 @@ class GuestMakers(Protocol):
     ) -> Sequence[IGuestAccess]:
         """Return the ways into a guest, best first."""
 
-    def configuration(
+    async def configuration(
         self, facts: PodFacts, files: Mapping[str, GuestFile], choices: GuestChoices
     ) -> GuestConfiguration:
-        """Return what a guest is told. :raise InvalidArgument: what the pod asks for can't be."""
+        """Return what a guest is told.
+
+        :raise InfranetesError: what the pod asks for can't be, or can't be had now."""
 
 
 class Guests(PodFeature):
@@ -75,27 +80,44 @@ class Guests(PodFeature):
         sandbox = self._inventory.sandboxes.get(sandbox_id)
         if sandbox is None:
             raise NotFound(f"there is no sandbox {sandbox_id}")
-        hypervisor = provider.hypervisor(sandbox.record.instance_id)
         annotations = self._handler_of(sandbox.record).vm_annotations(sandbox.config.annotations)
-        choices = machine_annotations.read(annotations).guest
+        choices, named = machine_annotations.read(annotations).guest, read(annotations).set_hostname
+        hypervisor = partial(self._hypervisor, sandbox, provider)
+
+        def ways() -> Sequence[IGuestAccess]:
+            return self._makers.ways(sandbox_id, host, hypervisor(), choices)
+
+        async def configure(facts: PodFacts, files: Mapping[str, GuestFile]) -> GuestConfiguration:
+            if not named:
+                facts = attrs.evolve(facts, hostname="")
+            return await self._makers.configuration(facts, files, choices)
+
         parts = GuestParts(
             sandbox_id,
             host,
             hypervisor,
-            Ways(self._reactor, sandbox_id, self._makers.ways(sandbox_id, host, hypervisor, choices)),
-            partial(self._makers.configuration, choices=choices),
+            Ways(self._reactor, sandbox_id, ways),
+            configure,
             self._memory,
             partial(_container, sandbox),
             self._now,
         )
         return AgentlessAgent(self._reactor, parts)
 
+    def _hypervisor(self, sandbox: Sandbox, provider: IBootsImages) -> IHypervisor:
+        """Return a VM's hypervisor. :raise Unavailable: the provider is starting. :raise NotFound: no VM."""
+        if not self._handler_of(sandbox.record).side.ready.happened:
+            raise Unavailable(f"the VM of sandbox {sandbox.id} is found once its provider has started")
+        return provider.hypervisor(sandbox.record.instance_id)
+
     def connected(self, sandbox: Sandbox) -> None:
         """Watch a guest with our agent: a guest that powers off takes its agent with it."""
         provider = self._handler_of(sandbox.record).side.provider
-        if sandbox.machine.has_agent and IBootsImages.providedBy(provider) and sandbox.record.image:
-            self.disconnected(sandbox)
-            hypervisor = provider.hypervisor(sandbox.record.instance_id)
+        if not (sandbox.machine.has_agent and IBootsImages.providedBy(provider) and sandbox.record.image):
+            return
+        self.disconnected(sandbox)
+        with suppress(InfranetesError):  # it is starting, and `sweep` looks
+            hypervisor = self._hypervisor(sandbox, provider)
             self._watched[sandbox.id] = hypervisor.watch(partial(self._changed, sandbox))
 
     def _changed(self, sandbox: Sandbox, status: GuestStatus) -> None:

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Protocol
 
+import attrs
 from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
@@ -21,6 +22,7 @@ from infranetes.pods.vm.sandbox_vm import machine_for
 from infranetes.providers import machine_annotations
 from infranetes.providers.annotations import read
 from infranetes.providers.hypervisor import IBootsImages
+from infranetes.providers.machine_annotations import GuestWay
 from infranetes.providers.machine_images import BaseDisk, ImageBoot, Names
 from infranetes_common.concurrency import Flight, settled, start
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
@@ -116,7 +118,10 @@ class MachineImages:
         annotations = handler.vm_annotations(sandbox.config.annotations)
         await held.enter_async_context(self._node.images.held(image.id))
         base = await self.disks.base(image)
-        hardware = machine_annotations.read(annotations).hardware_for(base)
+        choices = machine_annotations.read(annotations)
+        hardware = choices.hardware_for(base)
+        if choices.guest.guest is not None:
+            base = attrs.evolve(base, has_agent=choices.guest.guest is GuestWay.AGENT)
         config = sandbox.config
         dns = config.dns_config if config.dns_config.servers else await self._node.dns()
         names = Names(config.hostname, tuple(dns.servers), tuple(dns.searches))

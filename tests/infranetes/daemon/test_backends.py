@@ -103,6 +103,8 @@ class ImageStoreTests(SynchronousTestCase):
             images = backends.images
             store = images.of_name("web:1.0") if isinstance(images, SeveralStores) else images
             self.assertIs(isinstance(store, ImageStore), config.imgprovider != "systemd")
+            assert isinstance(images, SeveralStores)
+            self.assertIsInstance(images.of_name("qemu.infranetes.io/old:1"), CatalogueStore)
         config = Config(provider="qemu", handlers={"tools": HandlerConfig(images="systemd")})
         self.assertIsNone(make_backends(reactor, config, make, "file").machines)
 

@@ -122,8 +122,7 @@ class GuestAgentAccess:
         placing.check(result, directory)
 
     async def usage(self) -> vmserver.StatsResponse:
-        command = self._commands.run(measuring.COMMAND, measuring.MAX_OUTPUT, alone=True)
-        result = await within(self._reactor, USAGE_SECONDS, command, "measuring the guest")
+        result = await self.run(measuring.COMMAND, 0, USAGE_SECONDS, measuring.MAX_OUTPUT)
         found = self._measuring.response(result.stdout, nanoseconds(self._reactor))
         if found is None:
             raise NotOffered(_UNMEASURED)

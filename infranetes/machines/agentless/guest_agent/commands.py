@@ -24,7 +24,7 @@ MAX_STDIN = 4 << 20  # bytes
 MAX_ARGUMENTS = 256 * 1024  # bytes of a command
 AGENTS_OUTPUT = 16 << 20  # bytes that the agent keeps of each stream
 POLLS = 0.03, 1.0  # seconds from one look to the next: the first, and the longest
-GROWTH = 1.25  # so that a command's end is known after a fifth of its time more
+GROWTH = 1.6
 LOST_SECONDS = 60.0  # for which a command is looked for whose agent does not answer
 KILL_SECONDS = 60.0
 MOST_KILLING = 50  # commands
@@ -47,14 +47,10 @@ class Commands:
         self._killing: set[Deferred[None]] = set()
         self._way = (0, 0)  # of `around`, that the guest was found to have in a conversation
 
-    async def run(
-        self, command: Sequence[str], max_output: int, stdin: bytes = b"", *, alone: bool = False
-    ) -> Ended:
+    async def run(self, command: Sequence[str], max_output: int, stdin: bytes = b"") -> Ended:
         """Run a command to its end. Cancelled, it is killed, with all that it has started.
 
-        :param max_output: bytes kept of each stream.
-        :param alone: it is one program that starts no other, so it needs no script around it.
-        :raise Unavailable: the guest does not answer.
+        :param max_output: bytes kept of each stream. :raise Unavailable: the guest does not answer.
         :raise InvalidArgument: the command is none, or too long. :raise ResourceExhausted: `stdin` is."""
         _check(command)
         if len(stdin) > MAX_STDIN:
@@ -63,7 +59,7 @@ class Commands:
                 "SSH"
             )
         try:
-            pid = await (self._start(command, stdin) if alone else self._start_around(command, stdin))
+            pid = await self._start_around(command, stdin)
         except NotStarted as error:
             return Ended(error.exit_code, b"", error.shown[:max_output], truncated=False)
         try:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 # Runs a command, and ends when that ends. The agent tells no end as long as a process has its pipes, and that
 # may be one which the command has left in the background. So the command has pipes of its own, read by two
-# cats; if they are still open some seconds after its end, nobody reads them any more. The command's end and
+# cats; if they are still open two seconds after its end, nobody reads them any more. The command's end and
 # the cats' numbers are told through file descriptor 5. What `exec` can't execute, the shell words as it does
 # for people, and ends with 127 or 126.
 _AROUND = r"""
@@ -31,13 +31,15 @@ for each in $told; do
     *) cats="$cats ${each#cat}" ;;
     esac
 done
-for pause in 0 0 0 0 0 0 0 0 0 0 0.02 0.05 0.1 0.2 0.4 0.8; do
+left=150
+while [ "$left" -gt 0 ]; do
     open=
     for each in $cats; do
         read -r _ _ state _ 2>/dev/null <"/proc/$each/stat" && [ "$state" != Z ] && open=1
     done
     [ "$open" ] || exit "$code"
-    [ "$pause" = 0 ] || sleep "$pause" 2>/dev/null || sleep 1
+    [ "$left" -gt 100 ] || sleep 0.02 2>/dev/null || { sleep 1; left=$((left - 49)); }
+    left=$((left - 1))
 done
 kill $cats 2>/dev/null
 exit "$code"

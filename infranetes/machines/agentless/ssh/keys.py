@@ -27,7 +27,15 @@ class KeyPair:
 
 def make_key(comment: str = "infranetes") -> KeyPair:
     """Make an Ed25519 key, for a user or for a server."""
-    key = Ed25519PrivateKey.generate()
+    return _pair(Ed25519PrivateKey.generate(), comment)
+
+
+def key_of(seed: bytes, comment: str = "infranetes") -> KeyPair:
+    """Return the Ed25519 key of a seed of 32 bytes: always the same."""
+    return _pair(Ed25519PrivateKey.from_private_bytes(seed), comment)
+
+
+def _pair(key: Ed25519PrivateKey, comment: str) -> KeyPair:
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     return KeyPair(private.decode(), f"{public.decode()} {comment}")

@@ -73,15 +73,15 @@ class AgentCase(SynchronousTestCase):
     def make_agent(self) -> AgentlessAgent:
         """Make an agent, as each daemon does."""
 
-        def configure(facts: PodFacts, files: Mapping[str, GuestFile]) -> Told:
+        async def configure(facts: PodFacts, files: Mapping[str, GuestFile]) -> Told:
             self.facts.append(facts)
             return Told(facts, files)
 
         parts = GuestParts(
             "s1",
             "127.0.0.1",
-            self.hypervisor,
-            Ways(self.reactor, "s1", [self.way]),
+            lambda: self.hypervisor,
+            Ways(self.reactor, "s1", lambda: [self.way]),
             configure,
             self.memory,
             lambda: self.container,
@@ -447,7 +447,7 @@ class SlowWayTests(AgentCase):
     def setUp(self) -> None:
         super().setUp()
         self.other = FakeWay("guest-agent")
-        self.ways = Ways(self.reactor, "s1", [self.way, self.other])
+        self.ways = Ways(self.reactor, "s1", lambda: [self.way, self.other])
 
     def test_the_best_way_that_answers_is_taken(self) -> None:
         self.assertIs(self.do(self.ways.open()), self.way)
@@ -470,6 +470,6 @@ class SlowWayTests(AgentCase):
         self.assertIs(self.do(self.ways.open()), self.way)
 
     def test_without_any_way_its_name_says_so(self) -> None:
-        ways = Ways(self.reactor, "s1", [])
+        ways = Ways(self.reactor, "s1", list)
         self.refused(FailedPrecondition, ways.open())
         self.assertEqual(ways.name, "none")

@@ -45,14 +45,14 @@ class HypervisorAloneTests(contract.AgentContract):
         self.addCleanup(directory.cleanup)
         self.hypervisor = FakeHypervisor()
 
-        def configure(facts: PodFacts, files: Mapping[str, GuestFile]) -> Told:
+        async def configure(facts: PodFacts, files: Mapping[str, GuestFile]) -> Told:
             return Told(facts, files)
 
         parts = GuestParts(
             self.sandbox,
             "127.0.0.1",
-            self.hypervisor,
-            Ways(reactor, self.sandbox, self.ways()),
+            lambda: self.hypervisor,
+            Ways(reactor, self.sandbox, self.ways),
             configure,
             GuestMemory(reactor, Path(directory.name)),
             lambda: self.container,

@@ -18,6 +18,7 @@ from tests.support.inline_threads import InlineThreads
 
 FACTS = PodFacts(
     "s1",
+    "default",
     "web-0",
     ("10.96.0.10",),
     ("default.svc.cluster.local",),

@@ -113,7 +113,7 @@ class Makers:
         self.choices.append(choices)
         return [self.way]
 
-    def configuration(
+    async def configuration(
         self, facts: PodFacts, files: Mapping[str, GuestFile], choices: GuestChoices
     ) -> _Nothing:
         return _Nothing()
@@ -186,6 +186,11 @@ class GuestCase(PodsTestCase):
         sandbox, container = self.created()
         self.do(self.world.containers.start(container))
         return sandbox, container
+
+    def restart(self) -> None:
+        """Have the next daemon find what there is, once its provider has started."""
+        self.world.restart()
+        self.world.wait(1.0)
 
     def state(self, container: str) -> tuple[ContainerState, int, str]:
         record = self.world.node.inventory.container(container).record
@@ -348,7 +353,7 @@ class SecondTests(GuestCase):
 
     def test_the_next_daemon_finds_the_guest_running(self) -> None:
         _, container = self.running()
-        self.world.restart()
+        self.restart()
         self.assertEqual(self.state(container)[0], ContainerState.RUNNING)
         self.hypervisor.become(OFF)
         self.assertEqual(self.state(container), (ContainerState.EXITED, 0, "Completed"))
@@ -357,20 +362,20 @@ class SecondTests(GuestCase):
         _, container = self.running()
         self.world.kill()
         self.hypervisor.become(OFF)
-        self.world.restart()
+        self.restart()
         self.assertEqual(self.state(container), (ContainerState.EXITED, 0, "Completed"))
 
     def test_the_next_daemon_ends_the_sandbox_of_a_guest_whose_end_is_recorded(self) -> None:
         sandbox, _ = self.running()
         self.hypervisor.become(OFF)
         self.assertIs(self.record(sandbox).state, SandboxState.READY)
-        self.world.restart()
+        self.restart()
         self.do(self.world.node.features.sweep())
         self.assertIs(self.record(sandbox).state, SandboxState.LOST)
 
     def test_the_next_daemon_starts_what_was_only_created(self) -> None:
         _, container = self.created()
-        self.world.restart()
+        self.restart()
         self.assertEqual(self.state(container)[0], ContainerState.CREATED)
         self.do(self.world.containers.start(container))
         self.assertEqual(self.state(container)[0], ContainerState.RUNNING)
@@ -379,7 +384,7 @@ class SecondTests(GuestCase):
         sandbox = self.run_pod()
         self.provider.booting = Deferred()
         self.create(sandbox).addErrback(lambda _: None)
-        self.world.restart()
+        self.restart()
         self.assertVacant(sandbox)
 
     def test_removing_the_container_ends_the_vm_and_another_may_boot(self) -> None:
@@ -396,7 +401,7 @@ class SecondTests(GuestCase):
         self.provider.instances[id] = attrs.evolve(
             self.provider.instances[id], state=InstanceState.ENDED, detail="QEMU was killed"
         )
-        self.world.restart()
+        self.restart()
         self.world.wait(60.0)
         self.assertEqual(self.state(container)[0], ContainerState.EXITED)
 
@@ -405,7 +410,9 @@ class AskedForTests(GuestCase):
     """What the pod asks for reaches the guest."""
 
     def test_annotations_choose_the_ways(self) -> None:
-        self.created(pod("a", annotations={"infranetes.io/guest": "none"}))
+        _, container = self.created(pod("a", annotations={"infranetes.io/guest": "none"}))
+        self.do(self.world.containers.start(container))
+        self.do(self.world.containers.exec_sync(container, ["ls"], 10, 10.0))
         choices = self.world.makers.choices[-1]
         assert choices.guest is not None
         self.assertEqual(choices.guest.value, "none")
