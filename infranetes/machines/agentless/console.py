@@ -16,19 +16,24 @@ from infranetes.machines.agentless.session import LocalCall, Served
 from infranetes.machines.sessions import SessionCall
 from infranetes.providers.hypervisor import GuestState, GuestStatus, IConsole, IHypervisor
 from infranetes_common.concurrency import Notifier, start, within
-from infranetes_common.errors import DeadlineExceeded, InvalidArgument, NotFound
+from infranetes_common.cri_log import lines_of
+from infranetes_common.errors import DeadlineExceeded, InfranetesError, InvalidArgument, NotFound
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver
 
 CHUNK_BYTES = 64 * 1024
 LINE_BYTES = 16 * 1024  # longer lines are told in parts
+MOST_LINES = 1000  # in one record, whose text so has 60 KiB at most
+TYPED_BYTES = (
+    4096  # that are typed at once, so that several who paste much don't fill what waits for the guest
+)
 QUIET_SECONDS = 1.0  # after which a line without an end is told as it is
 SHOWN_BYTES = 8 * 1024  # of what was written before somebody attached
 _OVER = (GuestState.OFF, GuestState.CRASHED)
 
 
 class Lines:
-    """Cuts a console's bytes into records of a log.
+    """Cuts a console's bytes into records of a log, of many lines each: as `text`.
 
     :param offset: the number of the first byte."""
 
@@ -48,26 +53,35 @@ class Lines:
 
     def feed(self, data: bytes, now: int) -> list[vmserver.LogRecord]:
         """Add bytes; return the lines that are whole now. :param now: nanoseconds since 1970 UTC."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        records = []
-        for line in lines:
-            while len(line) > LINE_BYTES:
-                records.append(self._record(line[:LINE_BYTES], LINE_BYTES, now, partial=True))
-                line = line[LINE_BYTES:]
-            records.append(self._record(line.removesuffix(b"\r"), len(line) + 1, now))
-        while len(self._rest) > LINE_BYTES:
-            piece, self._rest = self._rest[:LINE_BYTES], self._rest[LINE_BYTES:]
-            records.append(self._record(piece, LINE_BYTES, now, partial=True))
+        data = self._rest + data
+        at, records = 0, []
+        while end := _end_of_lines(data, at):
+            records.append(self._record(data[at:end], now, partial=not data.endswith(b"\n", at, end)))
+            at = end
+        self._rest = data[at:]
         return records
 
     def flush(self, now: int) -> list[vmserver.LogRecord]:
         """Return the line without an end, if there is one."""
         rest, self._rest = self._rest, b""
-        return [self._record(rest, len(rest), now, partial=True)] if rest else []
+        return [self._record(rest, now, partial=True)] if rest else []
 
-    def _record(self, line: bytes, size: int, now: int, *, partial: bool = False) -> vmserver.LogRecord:
-        self.offset += size
-        return vmserver.LogRecord(time_nanos=now, line=line, partial=partial, cursor=str(self.offset))
+    def _record(self, lines: bytes, now: int, *, partial: bool) -> vmserver.LogRecord:
+        self.offset += len(lines)
+        if not partial:
+            lines = lines[:-1].replace(b"\r\n", b"\n").removesuffix(b"\r")
+        text = lines_of(vmserver.LogRecord(time_nanos=now, line=lines, partial=partial))
+        return vmserver.LogRecord(text=text, cursor=str(self.offset))
+
+
+def _end_of_lines(data: bytes, at: int) -> int:
+    """Return where the lines end that are one record from `at` on; 0: there is no whole one.
+
+    A guest may write nothing but newlines, each of which is forty bytes in the log."""
+    limit = at + LINE_BYTES
+    if data.count(b"\n", at, limit) > MOST_LINES:
+        return min(len(data), limit) - len(data[at:limit].split(b"\n", MOST_LINES)[-1])
+    return data.rfind(b"\n", at, limit) + 1 or (limit if len(data) >= limit else 0)
 
 
 class ConsoleReader:
@@ -185,9 +199,17 @@ class ConsoleCalls:
         return first
 
     async def _typed(self, served: Served) -> None:
+        """Type what comes. Who can't be obeyed is told, once for each reason."""
+        told = ""
         while (message := await served.read()) is not None:
-            if message.WhichOneof("input") == "stdin":  # a console has no size
-                await self._machine().console.write(message.stdin)
+            data = message.stdin  # none, if it is a terminal's size, which a console does not have
+            try:
+                for at in range(0, len(data), TYPED_BYTES):
+                    await self._machine().console.write(data[at : at + TYPED_BYTES])
+            except InfranetesError as error:
+                if str(error) != told:
+                    told = str(error)
+                    await served.write("stdout", f"\r\n[{told}]\r\n".encode())
 
 
 async def _records(

@@ -27,7 +27,10 @@ from infranetes_common.wire import vmserver
 
 @implementer(IConsole)
 class FakeConsole:
-    """A console to which a test writes. It keeps `kept` bytes."""
+    """A console to which a test writes. It keeps `kept` bytes.
+
+    :ivar sizes: of what was typed at once. :ivar refusal: raised instead of taking it; None: it is taken.
+    """
 
     def __init__(self, kept: int = 1 << 20) -> None:
         self.begin = 0
@@ -35,6 +38,8 @@ class FakeConsole:
         self.ended = False
         self.writable = True
         self.typed = b""
+        self.sizes: list[int] = []
+        self.refusal: Exception | None = None
         self._kept = kept
         self._data = b""
         self._changed = Notifier()
@@ -65,6 +70,9 @@ class FakeConsole:
 
     @deferred
     async def write(self, data: bytes) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.sizes.append(len(data))
         self.typed += data
 
 

@@ -3,17 +3,29 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
-from infranetes.machines.agentless.console import LINE_BYTES, QUIET_SECONDS, SHOWN_BYTES, Lines
+from infranetes.machines.agentless.console import CHUNK_BYTES, LINE_BYTES, QUIET_SECONDS, SHOWN_BYTES, Lines
 from infranetes.providers.hypervisor import GuestState, GuestStatus
 from infranetes_common.concurrency import start
-from infranetes_common.errors import InvalidArgument
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.wire import vmserver
 from tests.infranetes.machines.agentless.fakes import FakeConsole
 from tests.infranetes.machines.agentless.test_agent import ID, AgentCase
 
 OFF = GuestStatus(GuestState.OFF, 5, 9)
+
+
+def parts(records: list[vmserver.LogRecord]) -> list[tuple[bytes, bool]]:
+    """Return the lines in records, as a log has them, and whether each goes on in the next."""
+    found = []
+    for record in records:
+        for line in record.text.splitlines():
+            _, stream, tag, content = line.split(b" ", 3)
+            assert stream == b"stdout"
+            found.append((content, tag == b"P"))
+    return found
 
 
 class ConsoleCase(AgentCase):
@@ -44,7 +56,7 @@ class LogTests(ConsoleCase):
         return records
 
     def lines(self, records: list[vmserver.LogRecord]) -> list[bytes]:
-        return [one.line for one in records]
+        return [line for line, _ in parts(records)]
 
     def test_lines_come_as_they_are_written(self) -> None:
         records = self.follow()
@@ -52,29 +64,29 @@ class LogTests(ConsoleCase):
         self.assertEqual(self.lines(records), [b"one", b"two"])
         self.console.say(b"ee\n")
         self.assertEqual(self.lines(records), [b"one", b"two", b"three"])
-        self.assertFalse(any(one.partial for one in records))
+        self.assertFalse(any(partial for _, partial in parts(records)))
 
     def test_a_prompt_is_told_once_it_has_stood_for_a_while(self) -> None:
         records = self.follow()
         self.console.say(b"login: ")
         self.assertEqual(records, [])
         self.reactor.advance(QUIET_SECONDS)
-        self.assertEqual([(one.line, one.partial) for one in records], [(b"login: ", True)])
+        self.assertEqual(parts(records), [(b"login: ", True)])
         self.console.say(b"root\n")
         self.assertEqual(self.lines(records), [b"login: ", b"root"])
 
     def test_a_long_line_comes_in_parts(self) -> None:
         records = self.follow()
         self.console.say(b"x" * (2 * LINE_BYTES + 5) + b"\n")
-        self.assertEqual([len(one.line) for one in records], [LINE_BYTES, LINE_BYTES, 5])
-        self.assertEqual([one.partial for one in records], [True, True, False])
+        found = [(len(line), partial) for line, partial in parts(records)]
+        self.assertEqual(found, [(LINE_BYTES, True), (LINE_BYTES, True), (5, False)])
 
     def test_a_later_daemon_goes_on_after_any_record(self) -> None:
         said = b"a\nbb\r\n\nlogin: root\n" + b"y" * (LINE_BYTES + 3) + b"\nend\n"
         records = self.follow()
         self.console.say(said)
         for number, record in enumerate(records):
-            self.assertEqual(self.lines(self.follow(record.cursor)), self.lines(records)[number + 1 :])
+            self.assertEqual(self.lines(self.follow(record.cursor)), self.lines(records[number + 1 :]))
 
     def test_it_ends_with_the_guest_and_has_its_last_words(self) -> None:
         records = self.follow()
@@ -104,16 +116,16 @@ class LogTests(ConsoleCase):
         self.hypervisor.console = self.console = FakeConsole(kept=8)
         self.console.say(b"old lines\nthe\nnew\n")
         records = self.follow("2")
-        self.assertEqual([(one.line, one.gap) for one in records], [(b"the", True), (b"new", False)])
+        self.assertEqual((self.lines(records), [one.gap for one in records]), ([b"the", b"new"], [True]))
 
     def test_what_is_trimmed_while_it_is_read_is_told_as_a_gap(self) -> None:
         self.hypervisor.console = self.console = FakeConsole(kept=8)
         records = self.follow()
         self.console.say(b"ab\ncd")
         self.console.say(b"...\n" * 3 + b"ef\n")
-        self.assertEqual(records[0].line, b"ab")
+        self.assertEqual(self.lines(records)[0], b"ab")
         self.assertEqual([one.gap for one in records].count(True), 1)
-        self.assertEqual(records[-1].line, b"ef")
+        self.assertEqual(self.lines(records)[-1], b"ef")
 
     def test_a_cursor_that_is_none_is_refused(self) -> None:
         for cursor in ("-1", "x", "9" * 30, "²"):
@@ -143,9 +155,19 @@ class LinesTests(ConsoleCase):
             for at in range(0, len(said), size):
                 records += lines.feed(said[at : at + size], 0)
             records += lines.flush(0)
-            joined = b"".join(one.line + (b"" if one.partial else b"\n") for one in records)
+            joined = b"".join(line + (b"" if partial else b"\n") for line, partial in parts(records))
             self.assertEqual(joined, said.replace(b"\r", b""))
             self.assertEqual(records[-1].cursor, str(len(said)))
+
+    def test_a_flood_of_newlines_takes_little_time_and_no_record_is_too_large(self) -> None:
+        lines = Lines(0)
+        begun = time.process_time()
+        records = lines.feed(b"\n" * CHUNK_BYTES + b"a\n" * CHUNK_BYTES, 0)
+        self.assertLess(time.process_time() - begun, 0.5)
+        self.assertLessEqual(max(len(one.text) for one in records), 60 * 1024)
+        found = parts(records)
+        self.assertEqual(found, [(b"", False)] * CHUNK_BYTES + [(b"a", False)] * CHUNK_BYTES)
+        self.assertEqual(records[-1].cursor, str(3 * CHUNK_BYTES))
 
 
 class AttachTests(ConsoleCase):
@@ -179,6 +201,23 @@ class AttachTests(ConsoleCase):
         call, _ = self.attached()
         self.do(call.send(vmserver.SessionInput(stdin=b"root\r")))
         self.assertEqual(self.console.typed, b"root\r")
+
+    def test_more_is_typed_than_waits_for_a_guest_at_once(self) -> None:
+        call, _ = self.attached()
+        self.do(call.send(vmserver.SessionInput(stdin=b"x" * 200_000)))
+        self.assertEqual(self.console.typed, b"x" * 200_000)
+        self.assertLessEqual(max(self.console.sizes), 16 * 1024)
+
+    def test_who_can_t_type_is_told_why_once_and_goes_on_seeing(self) -> None:
+        self.console.refusal = FailedPrecondition("the console is read-only")
+        call, shown = self.attached()
+        for _ in range(3):
+            self.do(call.send(vmserver.SessionInput(stdin=b"x")))
+        self.console.say(b"on")
+        self.assertEqual(b"".join(shown), b"\r\n[the console is read-only]\r\non")
+        self.console.refusal = None
+        self.do(call.send(vmserver.SessionInput(stdin=b"y")))
+        self.assertEqual(self.console.typed, b"y")
 
     def test_a_terminals_size_is_ignored(self) -> None:
         call, _ = self.attached()
