@@ -3,7 +3,9 @@
 
 packets    UDP in IPv4 in Ethernet: read and written
 messages   DHCP's messages and options: read and written
+packets6   UDP and ICMPv6 in IPv6 in Ethernet
 lease      what one VM is told, and which of its messages is answered, and how
+lease6     the same of IPv6, in a CNI's network
 tap        where the daemon hears a VM's requests alone
 server     answers one VM
 servers    answers all of them, also those that an earlier daemon made

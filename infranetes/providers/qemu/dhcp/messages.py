@@ -189,6 +189,14 @@ def _parts(value: bytes) -> Iterable[bytes]:
     return (value[begin : begin + _LONGEST_PART] for begin in range(0, len(value), _LONGEST_PART))
 
 
+def labels(domain: str) -> bytes:
+    """Return a domain as DNS writes it; b"": it is none."""
+    parts = domain.rstrip(".").split(".")
+    if not all(0 < len(each) <= 63 and each.isascii() for each in parts) or len(domain) > 253:
+        return b""
+    return b"".join(bytes([len(each)]) + each.encode() for each in parts) + b"\0"
+
+
 def search_list(domains: Iterable[str], most: int) -> bytes:
     """Return the value of option 119 (RFC 3397), of as many of the domains as fit into `most` bytes.
 
@@ -196,15 +204,15 @@ def search_list(domains: Iterable[str], most: int) -> bytes:
     found = b""
     ends: dict[tuple[str, ...], int] = {}  # where the ends of names are that are there already
     for domain in domains:
-        labels = tuple(domain.rstrip(".").split("."))
-        if not all(0 < len(each) <= 63 and each.isascii() for each in labels) or len(domain) > 253:
+        if not labels(domain):
             continue
+        parts = tuple(domain.rstrip(".").split("."))
         more, own = b"", {}
-        for index, label in enumerate(labels):
-            if (there := ends.get(labels[index:])) is not None:
+        for index, label in enumerate(parts):
+            if (there := ends.get(parts[index:])) is not None:
                 more += (0xC000 | there).to_bytes(2, "big")
                 break
-            own[labels[index:]] = len(found) + len(more)
+            own[parts[index:]] = len(found) + len(more)
             more += bytes([len(label)]) + label.encode()
         else:
             more += b"\0"

@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 
 from twisted.internet.interfaces import IDelayedCall, IReadDescriptor
+from twisted.internet.task import LoopingCall
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from infranetes.providers.qemu.dhcp import packets6
 from infranetes.providers.qemu.dhcp.lease import Answer, Lease
+from infranetes.providers.qemu.dhcp.lease6 import Lease6
 from infranetes.providers.qemu.dhcp.messages import Kind
 from infranetes.providers.qemu.dhcp.tap import receive, send
 from infranetes_common.concurrency import run_in_thread
@@ -23,6 +28,8 @@ from infranetes_common.reactors import IReactor
 A_SECOND, AT_ONCE = 16, 32  # frames that are read
 _IN_A_TURN = 8  # of the reactor
 _REST_SECONDS = 0.25
+_ADVERTISING_SECONDS = 3600.0  # of the 18 hours for which a router is believed in
+_log = Logger()
 
 
 @implementer(IReadDescriptor)
@@ -30,14 +37,28 @@ class Server:
     """Answers one VM, from `start` on until `stop`.
 
     :param name: its tap's, for people. :param descriptor: of its tap, which it closes in the end.
-    :ivar lease: what it tells. :ivar has_address: whether the VM has taken its address, as far as is known.
+    :param taken: called when the VM has taken its address.
+    :ivar lease: what it tells. :ivar lease6: what it tells of IPv6; None: nothing.
+    :ivar has_address: whether the VM has taken its address.
     """
 
-    def __init__(self, reactor: IReactor, name: str, descriptor: int, lease: Lease) -> None:
+    def __init__(
+        self,
+        reactor: IReactor,
+        name: str,
+        descriptor: int,
+        lease: Lease,
+        lease6: Lease6 | None,
+        taken: Callable[[], None],
+    ) -> None:
         self._reactor = reactor
         self._name = name
         self._descriptor = descriptor
         self.lease = lease
+        self.lease6 = lease6
+        self._advertising = LoopingCall(self._advertise)
+        self._advertising.clock = reactor
+        self._taken = taken
         self.has_address = False
         self._left = float(AT_ONCE)
         self._counted_at = reactor.seconds()
@@ -46,9 +67,14 @@ class Server:
     def start(self) -> None:
         """Begin to answer."""
         self._reactor.addReader(self)
+        self._advertising.start(_ADVERTISING_SECONDS).addErrback(
+            lambda failure: _log.failure("router advertisements ended", failure=failure)
+        )
 
     async def stop(self) -> None:
         """End, and close the tap. Idempotent."""
+        if self._advertising.running:
+            self._advertising.stop()
         if self._pause is not None:
             self._pause.cancel()
             self._pause = None
@@ -109,13 +135,26 @@ class Server:
         except OSError:  # the tap is down, or gone
             self._rest()
             return False
+        if frame[12:14] == packets6.KIND:
+            answer6 = self.lease6.answer(frame) if self.lease6 is not None else None
+            if answer6 is not None:
+                self._send(answer6)
+            return True
         answer = self.lease.answer(frame)
         if answer is not None:
-            self._send(answer)
+            self._send(answer.frame)
+            self._note(answer)
         return True
 
-    def _send(self, answer: Answer) -> None:
+    def _advertise(self) -> None:
+        if self.lease6 is not None:
+            self._send(self.lease6.advertisement())
+
+    def _send(self, frame: bytes) -> None:
         with contextlib.suppress(OSError):  # then the answer is lost, and the client asks again
-            send(self._descriptor, answer.frame)
-        if answer.kind in (Kind.ACK, None):
+            send(self._descriptor, frame)
+
+    def _note(self, answer: Answer) -> None:
+        if answer.kind in (Kind.ACK, None) and not self.has_address:
             self.has_address = True
+            self._taken()

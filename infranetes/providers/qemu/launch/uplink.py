@@ -169,7 +169,7 @@ class UplinkOfRecord:
         await self._dhcp.close()
 
     def has_address(self, vm: Vm) -> bool:
-        """Return whether a VM has asked this daemon for its address, and was given it."""
+        """Return whether a VM has asked for its address and was given it, by whichever daemon."""
         return self._dhcp.has_address(vm.record.tap)
 
     async def leave(self, vm: Vm) -> None:

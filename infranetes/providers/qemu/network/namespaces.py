@@ -45,6 +45,16 @@ _DHCP_QUEUED, _DHCP_MTU = 16, 1500
 # Behind a header of IPv4, in words of u32: the ports of DHCP's requests, and of answers.
 _REQUEST, _ANSWER = ("0x00000043", "0x0000ffff"), ("0x00430044", "0xffffffff")
 _LENGTHS = range(5, 16)  # that IPv4's header may have, in words
+# Of IPv6, behind its header: ICMPv6's solicitation of routers and their advertisement, DHCPv6's ports.
+_REQUESTS6 = (
+    "match u8 58 0xff at 6 match u8 133 0xff at 40",
+    "match u8 17 0xff at 6 match u16 547 0xffff at 42",
+)
+_ANSWERS6 = (
+    "match u8 58 0xff at 6 match u8 134 0xff at 40",
+    "match u8 17 0xff at 6 match u16 546 0xffff at 42",
+)
+_SIXTH = 0x100  # the number of the first of their filters
 _IPV6 = Path("/proc/sys/net/ipv6")  # does not exist if the kernel was started without IPv6
 
 
@@ -98,7 +108,8 @@ class Namespaces:
     async def divert_dhcp(self, attachment: Attachment | None, tap: str, to: str) -> None:
         """Hand what a VM asks of DHCP to another tap, and what is sent by that to the VM alone. Idempotent.
 
-        In a CNI's network, what others answer is kept from the VM too.
+        In a CNI's network, that includes routers' advertisements and DHCPv6, and what others answer is kept
+        from the VM.
 
         :param attachment: where the VM's tap is; None: in the node's own namespace. :param to: the other tap.
         :raise InfranetesError: it can't be done.
@@ -117,6 +128,11 @@ class Namespaces:
         if attachment is not None:
             link = attachment.interface
             commands += [f"filter replace {_of_udp(link, _ANSWER, words)} flowid 1:1" for words in _LENGTHS]
+            for number, request in enumerate(_REQUESTS6, _SIXTH):
+                hand_over = f"action mirred egress redirect dev {to}"
+                commands.append(f"filter replace {_of_six(tap, number, request)} {hand_over}")
+            for number, answer in enumerate(_ANSWERS6, _SIXTH):
+                commands.append(f"filter replace {_of_six(link, number, answer)} flowid 1:1")
         await self._batch(attachment, "tc", commands)
         if attachment is not None:
             # These frames are not redirected, and end where the namespace's own network stack begins.
@@ -264,6 +280,12 @@ def _of_udp(device: str, ports: tuple[str, str], words: int) -> str:
     first_fragment = f"match u8 {0x40 | words:#x} 0xff at 0 match u16 0 0x1fff at 6"
     udp = f"match u8 17 0xff at 9 match u32 {' '.join(ports)} at {4 * words}"
     return f"dev {device} ingress pref 1 protocol all handle 800::{words:x} u32 {first_fragment} {udp}"
+
+
+def _of_six(device: str, number: int, match: str) -> str:
+    """Return the begin of a filter for packets of IPv6 that a device receives."""
+    place = f"dev {device} ingress pref 1 protocol all handle 800::{number:x}"
+    return f"{place} u32 match u8 0x60 0xf0 at 0 {match}"
 
 
 def _network(card: dict[str, Any], routes: list[Route], neighbours: list[dict[str, Any]]) -> Network:

@@ -30,12 +30,17 @@ from tests.support.waiting import until
 
 reactor = installed()
 SUBNET, NODE, OWN = IPv4Network("10.221.0.0/24"), "10.221.0.1", "10.221.0.5"
-NAMES = Names("web-0", ("10.96.0.10", "10.96.0.11"), ("shop.svc.cluster.local", "svc.cluster.local"))
+NAMES = Names(
+    "web-0", ("10.96.0.10", "fd00:96::a", "10.96.0.11"), ("shop.svc.cluster.local", "svc.cluster.local")
+)
 # What a client hands its script, in a file for each time that it calls it.
 _SCRIPT = """#!/bin/sh
 what=${reason:-$1}
 env > {out}/.new && mv {out}/.new {out}/$what
-case $what in bound|BOUND) {address} ;; esac
+case $what in
+bound|BOUND) {address} ;;
+PREINIT6) sleep 2 ;;
+esac
 """
 
 _WANTED = "request subnet-mask, routers, domain-name-servers, host-name, domain-search, interface-mtu;\n"
@@ -100,6 +105,7 @@ class Client:
 UDHCPC = ("busybox", ("udhcpc", "-f", "-n", "-i", "eth0", "-s", "{script}",
                       *(f"-O {each}" for each in ("search", "mtu", "staticroutes", "hostname"))))  # fmt: skip
 DHCLIENT = ("dhclient", ("-1", "-d", "-sf", "{script}", "-cf", "{wanted}", "eth0"))
+DHCLIENT6 = ("dhclient", ("-6", "-1", "-d", "-sf", "{script}", "-cf", "/dev/null", "eth0"))
 DHCPCD = ("dhcpcd", ("-B", "-4", "--noarp", "-c", "{script}", "-o", "interface_mtu", "-o", "domain_search",
                      "-o", "classless_static_routes", "-o", "host_name", "eth0"))  # fmt: skip
 
@@ -114,7 +120,7 @@ class ClientCase(TestCase):
         self.tap = f"inf{secrets.token_hex(6)}"
         self.pod = Pod(self.tap, OWN, NODE)
         self.addCleanup(self.pod.end)
-        ip("-n", self.pod.name, "address", "flush", "dev", "eth0")
+        ip("-n", self.pod.name, "address", "flush", "dev", "eth0", "scope", "global")
         self.servers = Servers(reactor, Namespaces(reactor))
         self.addCleanup(self.servers.close)
 
@@ -136,6 +142,26 @@ class ClientCase(TestCase):
         self.addCleanup(self.client.end)
         await until(lambda: self.client.told(reason), f"a lease: {(self.client.said / '.log').read_text()}")
         return self.client.told(reason)
+
+    async def networkd(self, config: str) -> None:
+        """Run systemd-networkd in the pod. :param config: of its card."""
+        directory = Path(self.mktemp()).absolute()
+        directory.mkdir()
+        (directory / "10.network").write_text(config)
+        own = " && ".join(
+            f"mkdir -p {each} && mount -t tmpfs -o mode=755 tmpfs {each}"
+            for each in ("/run/systemd/netif", "/run/systemd/network")
+        )
+        # With /sys read-only, it does not wait for udev.
+        line = (
+            f"mount -o remount,ro /sys && {own} && cp {directory}/10.network /run/systemd/network && "
+            "chown systemd-network /run/systemd/netif && exec /lib/systemd/systemd-networkd"
+        )
+        with (directory / "log").open("wb") as log:
+            command = ["ip", "netns", "exec", self.pod.name, "sh", "-c", line]
+            process = await run_in_thread(reactor, partial(subprocess.Popen, command, stdout=log, stderr=log))
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
 
 
 class BridgeTests(ClientCase):
@@ -176,27 +202,8 @@ class BridgeTests(ClientCase):
 
     @needs_systemd
     async def test_systemds_gets_it(self) -> None:
-        directory = Path(self.mktemp()).absolute()
-        directory.mkdir()
-        (directory / "10.network").write_text(_NETWORKD)
-        own = " && ".join(
-            f"mkdir -p {each} && mount -t tmpfs -o mode=755 tmpfs {each}"
-            for each in ("/run/systemd/netif", "/run/systemd/network")
-        )
-        # With /sys read-only, it does not wait for udev.
-        line = (
-            f"mount -o remount,ro /sys && {own} && cp {directory}/10.network /run/systemd/network && "
-            "chown systemd-network /run/systemd/netif && exec /lib/systemd/systemd-networkd"
-        )
-        with (directory / "log").open("wb") as log:
-            command = ["ip", "netns", "exec", self.pod.name, "sh", "-c", line]
-            process = await run_in_thread(reactor, partial(subprocess.Popen, command, stdout=log, stderr=log))
-        self.addCleanup(process.wait)
-        self.addCleanup(process.kill)
-        await until(
-            lambda: f"default via {NODE}" in self.inside("route"),
-            (directory / "log").read_text() or "a route",
-        )
+        await self.networkd(_NETWORKD)
+        await until(lambda: f"default via {NODE}" in self.inside("route"), "a route")
         self.assertIn(f"inet {OWN}/24", self.inside("address"))
         self.assertIn("mtu 1400", self.inside("link"))
 
@@ -205,7 +212,7 @@ class BridgeTests(ClientCase):
         values = [found[each].replace(". ", " ").rstrip(".") for each in names]
         if "subnet" in names:
             self.assertEqual(values[1], "255.255.255.0")
-        self.assertEqual(values, [OWN, "255.255.255.0", NODE, " ".join(NAMES.servers), "web-0",
+        self.assertEqual(values, [OWN, "255.255.255.0", NODE, "10.96.0.10 10.96.0.11", "web-0",
                                   " ".join(NAMES.searches), "1400"])  # fmt: skip
 
 
@@ -239,3 +246,49 @@ class CniTests(ClientCase):
         await self.told(DHCPCD, "BOUND")
         await until(lambda: "default via 169.254.1.1" in self.inside("route"), "its default route")
         self.assertIn("169.254.1.1 dev eth0", self.inside("route"))
+
+
+@needs_programs("dhclient")
+class SixthTests(ClientCase):
+    """IPv6 in a CNI's network, whose router has an address of the link."""
+
+    async def setUp(self) -> None:
+        super().setUp()
+        self.space = Space("cni")
+        self.addCleanup(self.space.end)
+        self.space.ip(
+            f"link add eth0 address {self.pod.port.mac} type veth peer name host0",
+            "link set eth0 up",
+            "link set host0 up",
+            f"address add {OWN}/32 dev eth0",
+            "route add 169.254.1.1 dev eth0 scope link",
+            "route add default via 169.254.1.1 dev eth0",
+            "address add fd00:4::7/128 dev eth0 nodad",
+            "-6 route add default via fe80::ecee:eeff:feee:eeee dev eth0",
+        )
+        namespaces, attachment = Namespaces(reactor), Attachment(Path("/run/netns") / self.space.name)
+        network = await namespaces.read(attachment)
+        self.assertEqual(network.more, ("fd00:4::7/128",))
+        await namespaces.join(attachment, self.tap, network.mtu)
+        await self.serve(network, attachment)
+
+    async def routed(self) -> None:
+        def routes() -> str:
+            command = ["ip", "-n", self.pod.name, "-6", "route", "show", "default"]
+            return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+        await until(lambda: "via fe80::ecee:eeff:feee:eeee" in routes(), "a router")
+
+    async def test_the_kernel_takes_the_router_and_iscs_client_the_address(self) -> None:
+        await self.routed()
+        found = await self.told(DHCLIENT6, "BOUND6")
+        self.assertEqual(found["new_ip6_address"], "fd00:4::7")
+        self.assertEqual(found["new_dhcp6_name_servers"], "fd00:96::a")
+        self.assertIn("shop.svc.cluster.local", found["new_dhcp6_domain_search"])
+
+    @needs_systemd
+    async def test_systemds_gets_both(self) -> None:
+        await self.networkd(_NETWORKD.replace("DHCP=ipv4", "DHCP=yes").replace("=no", "=ipv6"))
+        await until(lambda: "inet6 fd00:4::7/128" in self.inside("address"), "its address")
+        await self.routed()
+        await until(lambda: f"inet {OWN}/32" in self.inside("address"), "its address of IPv4")

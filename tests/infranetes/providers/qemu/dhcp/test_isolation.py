@@ -7,6 +7,7 @@ import os
 import secrets
 import select
 import socket
+import struct
 import time
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from tests.support.dhcp import (
     replies_on,
     sent,
 )
+from tests.support.dhcp6 import ADVERTISE, ICMP, SOLICIT, UDP, asked, packet, solicitation
 from tests.support.frames import BROADCAST, IPV4, VLAN, ethernet
 from tests.support.pod_namespaces import Pod, refused
 
@@ -192,6 +194,7 @@ class CniTests(NamespaceCase):
         else:
             found = await blocking(heard_before, host, mark)
         self.assertEqual([each for each in found if b"\x63\x82\x53\x63" in each], [])
+        self.passed = [each for each in found if frame[14:] in each]
 
     def read_until(self, tap: int, mark: bytes) -> list[bytes]:
         """Return the frames that come to the VM before the one with the mark. Blocks."""
@@ -228,3 +231,18 @@ class CniTests(NamespaceCase):
             for mac in (BROADCAST, GUEST):
                 await self.passes_alone(ethernet(mac, MAC, IPV4, each), True, tap)
         await self.passes_alone(frames.tagged(ethernet(BROADCAST, MAC, IPV4, packet), (VLAN, 0)), True, tap)
+
+    async def test_the_same_holds_for_ipv6(self) -> None:
+        tap = await self.joined()
+        link = "fe80::858:aff:fe04:7"
+        for frame in (solicitation(GUEST, link), asked(GUEST, link, SOLICIT)):
+            await self.passes_alone(frame, False, tap)
+            self.assertEqual(self.passed, [])
+        advertisement = struct.pack("!BBHBBHII", 134, 0, 0, 64, 0, 1800, 0, 0)
+        offer = struct.pack("!HHHH", 547, 546, 12, 0) + bytes([ADVERTISE]) + b"txn"
+        for protocol, payload in ((ICMP, advertisement), (UDP, offer)):
+            await self.passes_alone(packet(MAC, "fe80::66", "ff02::1", protocol, payload), True, tap)
+            self.assertEqual(self.passed, [])
+        solicited = struct.pack("!BBHI", 135, 0, 0, 0) + bytes(16)
+        await self.passes_alone(packet(MAC, "fe80::66", "ff02::1", ICMP, solicited), True, tap)
+        self.assertEqual(len(self.passed), 1, "all else passes")

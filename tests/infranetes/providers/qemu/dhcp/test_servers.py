@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import socket
 import subprocess
@@ -117,6 +118,14 @@ class ServersTests(TestCase):
         ack = await self.reply(self.vm, REQUEST, option(50, address("10.219.0.5")))
         self.assertEqual(ack.kind, ACK)
         self.assertTrue(self.servers.has_address(self.vm.port.tap))
+        saved = self.guest.directory / "dhcp.json"
+        await until(lambda: json.loads(saved.read_text())["address_taken"], "that is remembered")
+        await self.serve(Names("renamed"))
+        later = self.daemon()
+        await self.servers.close()
+        self.assertFalse(later.has_address(self.vm.port.tap))
+        await later.resume(self.guest, partial(succeed, self.network(self.vm)))
+        self.assertTrue(later.has_address(self.vm.port.tap))
 
     async def test_each_vm_gets_its_own_answer_on_its_own_tap(self) -> None:
         await self.serve()

@@ -129,7 +129,7 @@ class UplinkTests(NamespaceCase):
     async def test_one_that_can_not_be_told_any_more_holds_up_nobody(self) -> None:
         directory = Path(self.mktemp())
         directory.mkdir()
-        (directory / "dhcp.json").write_text('{"hostname": "", "servers": [], "searches": []}')
+        (directory / "dhcp.json").write_text("{}")
         self.vm.paths = attrs.evolve(self.vm.paths, directory=directory)
         with capturedLogs() as events:
             await self.uplink.resume([self.vm])
