@@ -147,7 +147,9 @@ def make_backends(
     machines = None
     if catalogue is not None:
         store = container_images(as_one(stores)) if delegate is None else None
-        machines = NodeDisks(None if store is None else MachineImages(reactor, store), catalogue)
+        qemu_img = _qemu_img(config, catalogue.name)
+        registries = None if store is None else MachineImages(reactor, store, qemu_img)
+        machines = NodeDisks(registries, catalogue)
     return Backends(list(providers.values()), images, cri_images, make, delegate, machines)
 
 
@@ -165,7 +167,15 @@ def make_catalogue(
         return None
     (name,) = booting  # QEMU's VMs are the only ones that do
     directory = config.state_dir / f"images-{name}" / "machines"
-    return MachineCatalogue(reactor, directory, config.machine_images, config.images, name=name)
+    qemu_img = _qemu_img(config, name)
+    return MachineCatalogue(
+        reactor, directory, config.machine_images, config.images, qemu_img=qemu_img, name=name
+    )
+
+
+def _qemu_img(config: Config, provider: str) -> str:
+    """Return the program that looks at disks for a provider's VMs."""
+    return str(config.providers.get(provider, {}).get("qemu_img", "qemu-img"))
 
 
 def make_stores(

@@ -37,6 +37,7 @@ class NodeImages:
     async def stop(self) -> None:
         """End what is under way. Idempotent."""
         await self.delegate.stop()
+        await self.catalogues.stop()
 
     def reconfigure(self, config: ImagesConfig) -> None:
         """See `DelegateImages.reconfigure`."""

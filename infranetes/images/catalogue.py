@@ -53,6 +53,11 @@ class CatalogueStore:
         return self._catalogue.name
 
     @property
+    def catalogue(self) -> IImageCatalogue:
+        """The catalogue."""
+        return self._catalogue
+
+    @property
     def machine_images(self) -> bool:
         """Whether the images are whole machines."""
         return self._catalogue.machine_images

@@ -22,6 +22,11 @@ class CatalogueSet:
         for store in self._stores:
             await store.start()
 
+    async def stop(self) -> None:
+        """Stop each. Idempotent."""
+        for store in self._stores:
+            await store.stop()
+
     def owns(self, name_or_id: str) -> bool:
         """Return whether a name or id is of an image, pulled or not, in one of these catalogues."""
         return self.store_of(name_or_id) is not None

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
+import attrs
+
 from infranetes.images.catalogue import CatalogueStore
 from infranetes.images.index import Image
 from infranetes.images.layer_disk import LayerDisk
@@ -118,8 +120,15 @@ class SeveralStores:
             await store.check(image_id)
 
     async def fs_usage(self) -> FsUsage:
-        """Return the usage of containers' images, if there is a store of them: others hold a few names."""
-        return await (self.containers or self._own).fs_usage()
+        """Return the usage of all stores, at the place of the one of containers' images, if there is one."""
+        first = await (self.containers or self._own).fs_usage()
+        others = [store for store in self._stores.values() if store is not (self.containers or self._own)]
+        usages = [first, *[await store.fs_usage() for store in others]]
+        return attrs.evolve(
+            first,
+            used_bytes=sum(each.used_bytes for each in usages),
+            inodes_used=sum(each.inodes_used for each in usages),
+        )
 
     def _store(self, image_id: str) -> Store:
         return self._stores[self._found(image_id)[0]]

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+_SAY_SECONDS = 10.0  # between two lines about one download
 _MOST_LISTED = 20  # images that a message names
 _log = Logger()
 
@@ -174,11 +175,16 @@ class MachineCatalogue:
         self._fresh.add(known)
         size = await self._thread(os.path.getsize, base.path)
         digests = (f"{self.domain}/{key.partition(':')[0]}@{known}",)
-        return CatalogueImage(id=known, names=(what,), digests=digests, size=size, machine=key)
+        return CatalogueImage(id=known, names=(what,), digests=digests, size=size, machine=known)
 
     async def _make(self, entry: MachineImageConfig, source: str, what: str) -> tuple[str, BaseDisk]:
+        until = self._reactor.seconds()
+
         def progress(words: str) -> None:
-            _log.info("{words}", words=words)
+            nonlocal until
+            if self._reactor.seconds() >= until:
+                until = self._reactor.seconds() + _SAY_SECONDS
+                _log.info("{words}", words=words)
 
         fetched, made = self._bases.new(), self._bases.new()
         try:

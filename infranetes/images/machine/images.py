@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From an image of the node to the disk that VMs boot copies of."""
+"""The disks in images that were pulled from registries, as VMs boot copies of them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from twisted.logger import Logger
 from infranetes.images.disks import until_landed
 from infranetes.images.index import Image
 from infranetes.images.machine.bases import Bases
-from infranetes.images.machine.catalogue import MachineCatalogue
 from infranetes.images.machine.disk import BaseDisk
 from infranetes.images.machine.limits import DiskLimits, limits_of
 from infranetes.images.machine.workshop import DiskSource, Progress, Workshop
 from infranetes.images.store import ImageStore
 from infranetes_common import bounded_json
 from infranetes_common.concurrency import Flight
-from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
 
 AGENT_LABEL = "io.infranetes.agent"
@@ -32,23 +31,14 @@ def quiet(words: str) -> None:
 
 
 class MachineImages:
-    """The disks of a node's images. Call `start`, once their stores have started.
+    """The disks in a store's images of registries. Call `start`, once the store has started.
 
-    Whoever has a VM launched holds the image (`held` of its store) from before it asks for the disk until the
+    Whoever has a VM launched holds the image (`ImageStore.held`) from before it asks for the disk until the
     VM has it open: so the disk's file stays, even if the image is removed meanwhile.
-
-    :param store: the images of registries. :param catalogue: the node's own ones; None: there are none.
     """
 
-    def __init__(
-        self,
-        reactor: IReactor,
-        store: ImageStore,
-        catalogue: MachineCatalogue | None = None,
-        qemu_img: str = "qemu-img",
-    ) -> None:
+    def __init__(self, reactor: IReactor, store: ImageStore, qemu_img: str = "qemu-img") -> None:
         self._store = store
-        self._catalogue = catalogue
         self._bases = Bases(reactor, store.directory / "machines")
         architecture = store.settings.effective_platform.partition("/")[2]
         self._workshop = Workshop(reactor, self._limits, qemu_img, architecture)
@@ -84,8 +74,6 @@ class MachineImages:
         :raise DeadlineExceeded: making it took too long.
         :raise Unavailable: the daemon is stopping.
         """
-        if image.machine:
-            return await self._of_catalogue(image)
         there = await self._bases.get(image.id)
         if there is not None:
             self._store.files(image.id)  # raises if the image was removed meanwhile, and its disk with it
@@ -110,12 +98,6 @@ class MachineImages:
                 del self._flights[image.id], self._telling[image.id]
         self._store.files(image.id)
         return made
-
-    async def _of_catalogue(self, image: Image) -> BaseDisk:
-        """Return the disk that a pull has brought."""
-        if self._catalogue is None:
-            raise FailedPrecondition(f"image {image.machine} is not one whose disk the node has")
-        return await self._catalogue.base(image.id)
 
     async def _make(self, image: Image) -> BaseDisk:
         what = (image.repo_tags + image.repo_digests + (image.id,))[0]

@@ -105,7 +105,7 @@ class UrlTests(CatalogueCase):
         store = await self.new()
         image = await self.pulled(store)
         self.assertEqual(image.id, f"sha256:{sha256(DISK)}")
-        self.assertEqual((image.repo_tags, image.machine), ((NAME,), "debian:12"))
+        self.assertEqual((image.repo_tags, image.machine), ((NAME,), image.id))
         self.assertEqual(image.repo_digests, (f"qemu.infranetes.io/debian@{image.id}",))
         self.assertEqual(image.size, len(DISK))
         base = await self.catalogue.base(image.id)

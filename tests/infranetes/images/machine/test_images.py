@@ -206,6 +206,15 @@ class RefusalTests(MachineCase):
             self.assertIn("corrupt or truncated", words)
             self.assertIn("qemu-img check -r all", words)
 
+    async def test_clusters_that_nothing_uses_are_no_fault(self) -> None:
+        disk = self.qcow2()
+        block_at = int.from_bytes(disk[(at := int.from_bytes(disk[48:56], "big")) : at + 8], "big")
+        unused = len(disk) // 65536  # behind the file's end
+        leaking = patched(disk.ljust(len(disk) + 65536, b"\0"), block_at + 2 * unused, struct.pack(">H", 1))
+        base = await self.machine.base(await self.pulled({"disk/a.qcow2": leaking}))
+        checked = subprocess.run(["qemu-img", "check", str(base.path)], capture_output=True)
+        self.assertEqual(checked.returncode, 3)
+
     async def test_a_truncated_one(self) -> None:
         disk = self.qcow2(b"x" * MIB)
         self.assertIn("truncated", await self.refused({"disk/a.qcow2": disk[: len(disk) // 2]}))
