@@ -61,3 +61,12 @@ class IGuestAccess(Interface):
 
     async def close() -> None:
         """Close the connection. Calls under way fail with Unavailable. Idempotent."""
+
+
+class IPowersOff(Interface):
+    """Also provided by an IGuestAccess that can have its guest power off, which may ignore a power button."""
+
+    async def power_off() -> None:
+        """Have the guest power off, as its administrator would. It may take its time after this.
+
+        :raise NotOffered, FailedPrecondition: it refuses. :raise Unavailable: it can't be reached."""

@@ -24,6 +24,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from zope.interface import implementer
 
+from infranetes.machines.agentless.access import IPowersOff
 from infranetes.machines.agentless.configuration import Configure, GuestDisk, PodFacts
 from infranetes.machines.agentless.console import ConsoleCalls
 from infranetes.machines.agentless.files import mounted_files
@@ -171,11 +172,15 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
         return container_state(container_id, status)
 
     async def _powered_off(self, seconds: float) -> GuestStatus:
-        """Press the power button until the guest is off, or the time is over; return its state then."""
+        """Press the power button until the guest is off, or the time is over; return its state then.
+
+        A guest that has no use for a power button may have an agent that does it."""
         clock: IReactorTime = self._reactor
         deadline = clock.seconds() + seconds
         changes = Notifier()
         unwatch = self._hypervisor.watch(lambda status: changes.notify())
+        asking = start(self._ask_to_power_off())
+        asking.addErrback(lambda _: None)
         try:
             while True:
                 changed = changes.wait()
@@ -189,7 +194,13 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
                 with contextlib.suppress(DeadlineExceeded):
                     await within(clock, min(left, PRESS_AGAIN_SECONDS), changed, "the guest's end")
         finally:
+            asking.cancel()
             unwatch()
+
+    async def _ask_to_power_off(self) -> None:
+        way: object = await self.ways.open()
+        if IPowersOff.providedBy(way):
+            await IPowersOff(way).power_off()
 
     async def remove(self, container_id: str, within: float = CALL_SECONDS) -> None:
         if self._parts.container() not in ("", container_id):

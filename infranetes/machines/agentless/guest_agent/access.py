@@ -11,7 +11,7 @@ from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from infranetes.machines.agentless import measuring, placing
-from infranetes.machines.agentless.access import GuestFile, IGuestAccess
+from infranetes.machines.agentless.access import GuestFile, IGuestAccess, IPowersOff
 from infranetes.machines.agentless.guest_agent import answers
 from infranetes.machines.agentless.guest_agent.answers import Ended, GuestCard
 from infranetes.machines.agentless.guest_agent.commands import AGENTS_OUTPUT, MAX_STDIN, Commands
@@ -42,7 +42,7 @@ _USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,63}\$?", re.ASCII)
 _KEY = re.compile(r"[ -~]{1,16384}", re.ASCII)  # printable, in one line
 
 
-@implementer(IGuestAccess)
+@implementer(IGuestAccess, IPowersOff)
 class GuestAgentAccess:
     """An `IGuestAccess` over a VM's port for QEMU's guest agent.
 
@@ -154,9 +154,7 @@ class GuestAgentAccess:
         return await self.system() == answers.WINDOWS
 
     async def power_off(self) -> None:
-        """Have the guest power off, as its administrator would. It may take its time after this.
-
-        :raise NotOffered, FailedPrecondition: the agent refuses. :raise Unavailable: it can't be reached."""
+        """See `IPowersOff`."""
         request = Request("guest-shutdown", {"mode": "powerdown"}, silence=POWER_SECONDS, total=POWER_SECONDS)
         try:
             await self._ask(request)

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
-from infranetes.machines.agentless.access import GuestFile, IGuestAccess
+from infranetes.machines.agentless.access import GuestFile, IGuestAccess, IPowersOff
 from infranetes.machines.sessions import SessionCall
 from infranetes.providers.hypervisor import (
     GuestState,
@@ -220,3 +220,15 @@ class FakeWay:
 
     async def close(self) -> None:
         self.closed = True
+
+
+@implementer(IPowersOff)
+class PoweringWay(FakeWay):
+    """A way that can have its guest power off: it calls `off`."""
+
+    def __init__(self, off: Callable[[], object]) -> None:
+        super().__init__("guest-agent")
+        self._off = off
+
+    async def power_off(self) -> None:
+        self._off()

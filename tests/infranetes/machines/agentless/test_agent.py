@@ -37,7 +37,7 @@ from infranetes_common.errors import (
 from infranetes_common.filesync.manifest import DIRECTORY, FILE, SYMLINK, Bounds, Change, Entry
 from infranetes_common.identity import Network
 from infranetes_common.wire import cri, vmserver
-from tests.infranetes.machines.agentless.fakes import FakeHypervisor, FakeWay
+from tests.infranetes.machines.agentless.fakes import FakeHypervisor, FakeWay, PoweringWay
 from tests.support.inline_threads import InlineThreads
 
 T = TypeVar("T")
@@ -211,6 +211,21 @@ class LifeTests(AgentCase):
         self.create()
         self.assertEqual(self.do(self.agent.stop(ID, 30)).state, cri.CONTAINER_CREATED)
         self.assertEqual(self.hypervisor.calls, ["insert_cds"])
+
+    def test_a_guest_that_ignores_its_power_button_powers_off_by_a_way_that_can(self) -> None:
+        self.run_guest()
+        self.hypervisor.obeys = False
+        off = GuestStatus(GuestState.OFF, 5, 9)
+        self.way = PoweringWay(lambda: self.reactor.callLater(3, self.hypervisor.become, off))
+        stopping = start(self.agent.stop(ID, 25))
+        self.reactor.advance(3)
+        self.assertEqual(self.successResultOf(stopping).exit_code, 0)
+        self.assertNotIn("switch_off", self.hypervisor.calls)
+
+    def test_a_way_that_is_not_open_keeps_no_stop_waiting(self) -> None:
+        self.run_guest()
+        self.way.answer = Unavailable("it is still booting")
+        self.assertEqual(self.do(self.agent.stop(ID, 25)).exit_code, 0)
 
     def test_a_cancelled_stop_leaves_nothing_that_watches(self) -> None:
         self.run_guest()
