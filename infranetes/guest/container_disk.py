@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An OCI image of one layer, which has a machine's disk in /disk: KubeVirt's containerDisk.
+"""An OCI image of one layer, which has a machine's disk in /disk: KubeVirt's containerDisk. Or which is one.
 
 The same disk gives the same bytes, so that a registry has it once.
 """
@@ -11,7 +11,7 @@ import json
 import os
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -57,14 +57,20 @@ def write_layout(
     architecture: str,
     labels: dict[str, str],
     progress: Callable[[str], None],
+    artifact: str = "",
 ) -> BuiltLayout:
     """Write an image of a disk into an empty directory. Blocks.
 
     :param tag: that it has in the layout. :param architecture: of the machines that boot it, such as amd64.
+    :param artifact: the layer is the disk's file itself, of this media type; "": it has it in /disk.
     """
     blobs = layout / "blobs" / "sha256"
     blobs.mkdir(parents=True)
-    layer, diff_id = _layer(disk, blobs, progress)
+    if artifact:
+        layer, diff_ids = _copied(disk, blobs, artifact, progress), []
+    else:
+        layer, diff_id = _layer(disk, blobs, progress)
+        diff_ids = [diff_id]
     config = _json(
         blobs,
         _OCI + "config.v1+json",
@@ -72,7 +78,7 @@ def write_layout(
             "architecture": architecture,
             "os": "linux",
             "config": {"Labels": labels} if labels else {},
-            "rootfs": {"type": "layers", "diff_ids": [diff_id]},
+            "rootfs": {"type": "layers", "diff_ids": diff_ids},
             "history": [{"created_by": "infranetes-guest image build"}],
         },
     )
@@ -84,6 +90,7 @@ def write_layout(
             "mediaType": _OCI + "manifest.v1+json",
             "config": config.descriptor,
             "layers": [layer.descriptor],
+            **({"artifactType": artifact} if artifact else {}),
         },
     )
     named = {**manifest.descriptor, "annotations": {"org.opencontainers.image.ref.name": tag}}
@@ -151,6 +158,32 @@ class _Layer:
         self.size += len(data)
 
 
+def _copied(disk: Path, blobs: Path, media_type: str, progress: Callable[[str], None]) -> _Blob:
+    """Write the disk's file as a blob."""
+    part, summed = blobs / "layer", hashlib.sha256()
+    with open(disk, "rb") as source, open(part, "wb") as file:
+        for data in _pieces(source, disk, progress):
+            summed.update(data)
+            file.write(data)
+        size = file.tell()
+    part.rename(blobs / summed.hexdigest())
+    return _Blob(media_type, f"sha256:{summed.hexdigest()}", size)
+
+
+def _pieces(source: BinaryIO, disk: Path, progress: Callable[[str], None]) -> Iterator[bytes]:
+    """Yield a file's content, as much as it had at the beginning."""
+    size = os.fstat(source.fileno()).st_size
+    done = 0
+    while done < size:
+        data = source.read(min(_CHUNK, size - done))
+        if not data:
+            raise OSError(0, "it became shorter while it was read", str(disk))
+        yield data
+        if (done + len(data)) // _SAY_EVERY > done // _SAY_EVERY:
+            progress(f"{(done + len(data)) // _CHUNK} of {size // _CHUNK} MiB are in the layer")
+        done += len(data)
+
+
 def _layer(disk: Path, blobs: Path, progress: Callable[[str], None]) -> tuple[_Blob, str]:
     """Write the layer; return it, and the digest of its tar."""
     part = blobs / "layer"
@@ -159,15 +192,8 @@ def _layer(disk: Path, blobs: Path, progress: Callable[[str], None]) -> tuple[_B
         layer = _Layer(file)
         layer.write(_header("disk/", tarfile.DIRTYPE, 0o755, 0))
         layer.write(_header(f"disk/{disk.name}", tarfile.REGTYPE, 0o440, size))
-        done = 0
-        while done < size:
-            data = source.read(min(_CHUNK, size - done))
-            if not data:
-                raise OSError(0, "it became shorter while it was read", str(disk))
+        for data in _pieces(source, disk, progress):
             layer.write(data)
-            if (done + len(data)) // _SAY_EVERY > done // _SAY_EVERY:
-                progress(f"{(done + len(data)) // _CHUNK} of {size // _CHUNK} MiB are in the layer")
-            done += len(data)
         layer.write(bytes(-size % tarfile.BLOCKSIZE + 2 * tarfile.BLOCKSIZE))
         layer.finish()
     part.rename(blobs / layer.digest.removeprefix("sha256:"))

@@ -30,6 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     builder.add_argument("--tag", required=True, metavar="REFERENCE", help="the image's name in a registry")
     builder.add_argument("--agent", action="store_true", help="say that Infranetes' agent is in it")
     builder.add_argument(
+        "--artifact",
+        action="store_true",
+        help="the image is the disk itself, which a node need not take out of it; not for KubeVirt",
+    )
+    builder.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
@@ -67,7 +72,14 @@ def _build(options: argparse.Namespace, say: Say) -> None:
     if output is None and not options.push:
         output = Path(f"{options.disk.name}.oci.tar")
     wanted = ToBuild(
-        options.disk, options.tag, options.agent, output, options.push, options.insecure, options.authfile
+        options.disk,
+        options.tag,
+        options.agent,
+        options.artifact,
+        output,
+        options.push,
+        options.insecure,
+        options.authfile,
     )
     built = in_reactor(functools.partial(build_image, wanted=wanted, say=say))
     name = str(parse(options.tag))

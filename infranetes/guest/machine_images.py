@@ -33,6 +33,11 @@ from infranetes_common.reactors import IReactor
 T = TypeVar("T")
 Say = Callable[[str], None]
 
+_MEDIA_TYPES = {
+    "qcow2": "application/x-qcow2",
+    "raw": "application/x-raw-disk-image",
+    "iso": "application/x-iso9660-image",
+}
 _QEMU_IMG = "qemu-img"
 
 
@@ -41,6 +46,7 @@ class ToBuild:
     """What is to be made.
 
     :ivar tag: the image's name in the registry. :ivar agent: our agent is in it.
+    :ivar artifact: the image is the disk, rather than a container image that has it in /disk.
     :ivar output: the archive to write; None: none is. :ivar push: send it to the registry.
     :ivar insecure: the registry speaks plain http, or has an untrusted certificate.
     :ivar auth_file: of skopeo; "": its default.
@@ -49,6 +55,7 @@ class ToBuild:
     disk: Path
     tag: str
     agent: bool = False
+    artifact: bool = False
     output: Path | None = None
     push: bool = False
     insecure: bool = False
@@ -127,7 +134,15 @@ async def build_image(reactor: IReactor, wanted: ToBuild, say: Say) -> BuiltLayo
         layout = Path(work) / "layout"
         labels = {AGENT_LABEL: "true"} if wanted.agent else {}
         built = await run_in_thread(
-            reactor, write_layout, wanted.disk, layout, tag.tag, architecture, labels, say
+            reactor,
+            write_layout,
+            wanted.disk,
+            layout,
+            tag.tag,
+            architecture,
+            labels,
+            say,
+            _MEDIA_TYPES[seen.format] if wanted.artifact else "",
         )
         if wanted.push:
             say(f"pushing {tag}")

@@ -164,6 +164,27 @@ def read_config(data: bytes, manifest: Manifest, where: str) -> Config:
     return Config(tuple(diff_ids), user, _platform_of(document.get("os"), document.get("architecture")))
 
 
+def is_object(data: bytes) -> bool:
+    """Whether some bytes are a JSON object that takes no more memory than is due."""
+    return _parsed(data) is not None
+
+
+def read_disk_config(data: bytes) -> Config:
+    """Parse the configuration of an artifact that is a disk, which may be anything, also an image's.
+
+    Of its platform only the machine counts: Windows' disks are booted as Linux's are."""
+    document = _parsed(data) or {}
+    return Config((), "", _platform_of("", document.get("architecture")))
+
+
+def _parsed(data: bytes) -> dict[str, object] | None:
+    try:
+        document = bounded_json.loads(data)
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
 def require_platform(config: Config, platform: str, where: str) -> None:
     """Refuse an image for another platform; one that names none is accepted.
 

@@ -105,6 +105,8 @@ class Puller:
         tags = frozenset() if asked.digest else frozenset([str(asked)])
         digests = frozenset([str(top)])
         if read.disk:
+            told = manifest.read_disk_config(data)
+            manifest.require_platform(told, self._config.effective_platform, where)
             return Record(read, (), (), "", tags, digests)
         config = manifest.read_config(data, read, where)
         manifest.require_platform(config, self._config.effective_platform, where)

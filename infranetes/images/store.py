@@ -43,6 +43,7 @@ from infranetes.images.erofs.build import Builder
 from infranetes.images.erofs.limits import Limits
 from infranetes.images.index import Image, Record
 from infranetes.images.layer_disk import LayerDisk
+from infranetes.images.manifest import is_object
 from infranetes.images.pull import Puller
 from infranetes.images.reference import Reference, parse
 from infranetes.images.usage import FsUsage
@@ -198,16 +199,14 @@ class ImageStore:
     async def config(self, image_id: str) -> bytes:
         """Return the image's configuration, JSON as the registry has it. :raise NotFound: no such image.
 
-        Of an artifact that is a disk, it is empty: the one that it has may be anything.
+        Of an artifact that is a disk it may be anything, and is `{}` if it is no JSON object.
         """
         found = self._record(image_id).manifest
-        if found.disk:
-            return b"{}"
-        path = self._blob(found.config_digest)
         try:
-            return await self._thread(path.read_bytes)
+            data = await self._thread(self._blob(found.config_digest).read_bytes)
         except OSError:
             raise NotFound(f"image {image_id} is not on this node any more; pull it") from None
+        return data if not found.disk or is_object(data) else b"{}"
 
     @property
     def directory(self) -> Path:

@@ -45,6 +45,15 @@ class ImageTests(MachineCase):
         config = json.loads(await self.store.config(image.id))
         self.assertEqual(config["config"], {"Labels": {"io.infranetes.agent": "true"}})
 
+    async def test_an_artifact_is_the_disk_and_takes_no_further_room_on_the_node(self) -> None:
+        wanted = ToBuild(self.disk, self.name, agent=True, artifact=True, push=True, insecure=True)
+        built = await build_image(reactor, wanted, self.told.append)
+        image = await self.store.pull(self.name)
+        self.assertEqual(image.id, built.digest)
+        base = await self.machine.base(image)
+        self.assertTrue(base.has_agent and base.boots_by_bios)
+        self.assertTrue(base.path.samefile(self.store.files(image.id).layers[0].path))
+
     async def test_the_same_disk_gives_the_same_image(self) -> None:
         digests = []
         for number in range(2):
@@ -83,9 +92,11 @@ class ImageTests(MachineCase):
 
     async def test_a_disk_for_another_machine_is_an_image_for_it(self) -> None:
         self.disk.write_bytes(self.qcow2(builders.gpt_disk(builders.fat(["BOOTAA64.EFI"]))))
-        await build_image(reactor, ToBuild(self.disk, self.name, push=True, insecure=True), self.told.append)
-        words = await self.fails(FailedPrecondition, self.store.pull(self.name))
-        self.assertIn("linux/arm64", words)
+        for artifact in (False, True):
+            wanted = ToBuild(self.disk, self.name, artifact=artifact, push=True, insecure=True)
+            await build_image(reactor, wanted, self.told.append)
+            words = await self.fails(FailedPrecondition, self.store.pull(self.name))
+            self.assertIn("/arm64", words)
 
     async def test_a_file_is_inspected_also_a_compressed_one(self) -> None:
         seen = Seen("qcow2", 64 * MIB, True, True, False, ("amd64",))

@@ -53,6 +53,15 @@ class DiskArtifactTests(StoreCase):
         ):
             self.assertIn('images = "machine"', words)
 
+    async def test_a_configuration_that_is_anything_is_told_as_none(self) -> None:
+        config = oci.Blob("application/vnd.example", b"no JSON")
+        disk = oci.disk(DISK)
+        document = json.loads(disk.manifest.data) | {"config": config.descriptor}
+        manifest = oci.Blob(disk.manifest.media_type, json.dumps(document).encode())
+        built = oci.BuiltImage(manifest, config, disk.layers, ())
+        image = await self.store.pull(self.registry.push("disk", "1", built))
+        self.assertEqual(await self.store.config(image.id), b"{}")
+
     async def test_a_damaged_one_is_refused(self) -> None:
         built = oci.disk(DISK)
         name = self.registry.push("disk", "1", built)
