@@ -154,7 +154,8 @@ class IBootsImages(Interface):
 
     `launch` of a request with `VmRequest.boot` makes a PREPARED VM, which is RUNNING as an `Instance`: the VM
     has its address, and its guest executes once `IHypervisor.execute` is called. Its `agent_port` is 0 if our
-    agent is not expected in it.
+    agent is not expected in it. One whose image has our agent executes when `launch` has fired: what it is
+    told, it is told by its agent, which may still be starting.
 
     The end of a guest is no end of its VM: until it is destroyed, the Instance stays RUNNING, keeps its
     address, and is not told to `IPodProvider.watch`. What it took of the node's memory and processors is

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import attrs
 
+from infranetes.providers.annotations import read
 from infranetes.providers.interface import InstanceSpec
 from infranetes.providers.machine_images import BootDisk, DiskFormat, Firmware, ImageBoot
 from infranetes.providers.qemu.host.firmware import SWTPM, check_installed, uefi_files
@@ -43,6 +44,7 @@ from infranetes.providers.qemu.program.open_files import OpenFiles, open_files
 from infranetes.providers.qemu.program.process import WatchedProcess, spawn
 from infranetes.providers.qemu.program.sockets import CONSOLE, GUEST_AGENT, IDENTITY, QMP
 from infranetes.providers.qemu.settings import QemuSettings
+from infranetes.providers.qemu.vm import introduction
 from infranetes.providers.qemu.vm.paths import VmPaths
 from infranetes.providers.qemu.vm.record import CONSOLE as CONSOLE_FILE
 from infranetes.providers.qemu.vm.record import DISK, Phase, VmRecord, VmRecords
@@ -172,6 +174,11 @@ class ImageLaunches:
         async with open_files(self._reactor) as files:
             opened = _Opened(files, vm.record, vm.paths)
             await run_in_thread(self._reactor, opened.thd_open, boot)
+            if boot.base.has_agent:
+                hostname = spec.identity.hostname if read(spec.request.annotations).set_hostname else ""
+                # Its network it is told by DHCP, as other images' guests are.
+                identity = attrs.evolve(spec.identity, hostname=hostname, network=None)
+                await run_in_thread(self._reactor, introduction.keep, identity, vm.paths.sockets)
             machine = ImageMachine(
                 hardware=boot.hardware,
                 sandbox_id=vm.record.sandbox_id,

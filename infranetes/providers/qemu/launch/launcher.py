@@ -188,6 +188,11 @@ class Launcher:
     async def _prepare(self, vm: Vm, spec: InstanceSpec, boot: ImageBoot, steps: StepTimer) -> None:
         self._hypervisors.of(vm)  # hears of the guest from its beginning
         await self._images.prepare(vm, spec, boot, lambda: self.process_ended(vm), steps)
+        hypervisor = self._hypervisors.of(vm)
+        hypervisor.follow()
+        if boot.base.has_agent:
+            await hypervisor.execute()
+            steps.done("execute")
         vm.launching = False
         vm.changes.notify()
         _log.info(

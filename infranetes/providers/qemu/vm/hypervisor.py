@@ -36,6 +36,7 @@ from infranetes.providers.qemu.vm import screen, usage
 from infranetes.providers.qemu.vm.connections import VmConnections
 from infranetes.providers.qemu.vm.console import Console
 from infranetes.providers.qemu.vm.drives import Drives
+from infranetes.providers.qemu.vm.introduction import Introduction
 from infranetes.providers.qemu.vm.record import Guest, Phase, VmRecord
 from infranetes.providers.qemu.vm.vm import Vm
 from infranetes_common.commands import shell_code
@@ -79,6 +80,9 @@ class Hypervisor:
         self._save = save
         self._why_ended = why_ended
         self._network_of = network_of
+        self._introduction = Introduction(
+            reactor, vm.record.id, vm.paths.sockets, lambda: vm.alive and not self._ended
+        )
         self._drives = Drives(reactor, vm.paths.directory, self._monitor)
         self._watchers: list[Callable[[GuestStatus], None]] = []
         self._changing = DeferredLock()
@@ -368,6 +372,8 @@ class Hypervisor:
 
     def follow(self) -> None:
         """Follow what becomes of the guest, also of one that an earlier daemon had. Idempotent."""
+        if self._follows and self._vm.record.agent_port and not self._ended:
+            self._introduction.begin()
         if self._following is None and self._follows:
             self._following = start(self._follow())
             self._following.addErrback(lambda failure: failure.trap(CancelledError))
@@ -408,6 +414,7 @@ class Hypervisor:
     def destroyed(self) -> None:
         """Handle the end of the VM."""
         self._destroyed = True
+        self._introduction.end()
         self.console.close(destroyed=True)
         if self._following is not None:
             self._following.cancel()
@@ -415,6 +422,7 @@ class Hypervisor:
     async def close(self) -> None:
         """Release what is held; the VM goes on."""
         self._closed = True
+        self._introduction.end()
         if self._following is not None:
             self._following.cancel()
         await settled(each.join() for each in self._under_way)

@@ -44,6 +44,7 @@ from infranetes_common.errors import (
     NotFound,
     Unavailable,
 )
+from infranetes_common.identity import AGENT_PORT
 from tests.contract.pod_provider_case import reactor
 from tests.harness.durations import slow
 from tests.harness.needs import needs_netns, needs_programs, needs_qemu
@@ -105,6 +106,16 @@ class ImageLaunchTests(LaunchCase, TestCase):
         provider = await self.image_provider()
         instance = await self.running(provider, self.spec())
         self.assertRaises(NotFound, provider.hypervisor, instance.id)
+
+    async def test_one_with_our_agent_executes_at_once_and_its_identity_is_in_memory_alone(self) -> None:
+        provider = await self.image_provider()
+        instance = await self.prepared_vm(provider, base=attrs.evolve(self.base, has_agent=True))
+        self.assertEqual(instance.agent_port, AGENT_PORT)
+        self.assertIs((await provider.hypervisor(instance.id).status()).state, GuestState.RUNNING)
+        await self.writes(provider, instance, b"hello")
+        self.assertTrue((self.run_dir / "qemu" / instance.token / "identity.json").exists())
+        for each in (self.vms() / instance.token).iterdir():
+            self.assertNotIn(b"PRIVATE KEY", each.read_bytes(), each.name)
 
     async def test_its_qemu_has_no_right_and_a_user_of_its_own(self) -> None:
         provider = await self.image_provider()
