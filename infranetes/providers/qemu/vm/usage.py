@@ -3,16 +3,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from infranetes.providers.hypervisor import GuestUsage
 from infranetes.providers.qemu.vm.paths import VmPaths
 from infranetes.providers.qemu.vm.record import VmRecord
-from infranetes_common.errors import Unavailable
+from infranetes_common.commands import Command, thd_check
+from infranetes_common.errors import InfranetesError, Unavailable
 
 _SYS_BLOCK = 512  # of st_blocks
 _NETWORKS = Path("/sys/class/net")
+_WAYS = (("rx", "tx"), ("tx", "rx"))
+_COUNTED = ("bytes", "errors")
+_SECONDS = 10.0
 
 
 def thd_measure(record: VmRecord, paths: VmPaths, pid: int) -> GuestUsage:
@@ -22,7 +28,6 @@ def thd_measure(record: VmRecord, paths: VmPaths, pid: int) -> GuestUsage:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         raise Unavailable(f"QEMU of VM {record.id} has ended") from None
-    counters = _NETWORKS / record.tap / "statistics"
     try:
         disk: int | None = os.stat(paths.disk).st_blocks * _SYS_BLOCK
     except OSError:
@@ -30,17 +35,28 @@ def thd_measure(record: VmRecord, paths: VmPaths, pid: int) -> GuestUsage:
     return GuestUsage(
         cpu_nanos=(int(fields[11]) + int(fields[12])) * (10**9 // tick),
         memory_bytes=int(fields[21]) * page,
-        # What the node receives by a tap, the guest has sent.
-        rx_bytes=_counter(counters / "tx_bytes"),
-        rx_errors=_counter(counters / "tx_errors"),
-        tx_bytes=_counter(counters / "rx_bytes"),
-        tx_errors=_counter(counters / "rx_errors"),
         disk_bytes=disk,
+        **_of_card(record),
     )
 
 
-def _counter(path: Path) -> int | None:
+def _of_card(record: VmRecord) -> Mapping[str, int]:
+    """Return the fields of the card; none if they are not known."""
+    if record.attachment is None:
+        counters = _NETWORKS / record.tap / "statistics"
+        try:
+            # What the node receives by a tap, the guest has sent.
+            return {
+                f"{ours}_{what}": int((counters / f"{its}_{what}").read_text())
+                for ours, its in _WAYS
+                for what in _COUNTED
+            }
+        except (OSError, ValueError):
+            return {}
+    link = ["ip", "-j", "-s", "link", "show", "dev", record.tap]
     try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None  # it is in another network namespace
+        said = thd_check(Command(["nsenter", f"--net={record.attachment.namespace}", "--", *link], _SECONDS))
+        found = json.loads(said)[0]["stats64"]
+        return {f"{ours}_{what}": int(found[its][what]) for ours, its in _WAYS for what in _COUNTED}
+    except (InfranetesError, ValueError, LookupError, TypeError):
+        return {}
