@@ -14,7 +14,16 @@ from twisted.trial.unittest import SynchronousTestCase
 TREE = Path(__file__).resolve().parents[2]
 PACKAGES = ("infranetes", "infranetes-common", "infranetes-simulation", "vmserver")
 # Those of SPDX's list that the packages' dependencies have.
-LICENCES = {"Apache-2.0", "BSD-3-Clause", "GPL-2.0", "GPL-3.0", "LGPL-2.1", "MIT", "ZPL-2.1"}
+LICENCES = {
+    "BSD-2-Clause-Patent",
+    "Apache-2.0",
+    "BSD-3-Clause",
+    "GPL-2.0",
+    "GPL-3.0",
+    "LGPL-2.1",
+    "MIT",
+    "ZPL-2.1",
+}
 
 
 def document(package: str) -> Any:  # Any: JSON
