@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pod that is a guest without our agent, on real QEMU: a system of a kernel and busybox."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.threads import deferToThread
+
+from infranetes_common.wire import cri
+from tests.e2e.image_case import ImagePodCase
+from tests.guests import catalogue
+from tests.harness.needs import TOOLS, needs_guests
+from txgrpc import Code
+
+STARTED = "tiny: started"
+
+
+def fetched(url: str) -> str:
+    """Return what is at a URL."""
+    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310  it is http
+        return str(answer.read().decode())
+
+
+@needs_guests("tiny.qcow2")
+class TinyGuestTests(ImagePodCase):
+    """Pods of the tiny guest."""
+
+    async def begun(self, **fields: Any) -> tuple[str, str]:
+        """Start a daemon and a guest; return the ids of its sandbox and container once it has started."""
+        await self.start()
+        self.guest_image = await self.pulled("tiny", catalogue.path("tiny.qcow2"))
+        sandbox = await self.run_pod(hostname="web-0", **fields)
+        container = await self.run_container(sandbox, self.guest(self.guest_image, stdin=True, tty=True))
+        await self.says(STARTED)
+        return sandbox, container
+
+    async def page(self, address: str) -> str:
+        """Return the guest's page, once it shows its address."""
+        for _ in range(60):
+            try:
+                page = await deferToThread(fetched, f"http://{address}:8080/")
+            except OSError:
+                page = ""
+            if address in page:
+                return page
+            await self.sleep(1.0)
+        self.fail(f"there is no page:\n{self.console()}")
+
+    async def type_in(self, container: str, words: str) -> str:
+        """Attach to the console, type this, and return what was shown until then."""
+        endpoint = ("--runtime-endpoint", f"unix://{self.socket}")
+        command = [str(TOOLS / "crictl"), *endpoint, "attach", "-i", container]
+        process = await deferToThread(
+            subprocess.Popen, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(words.encode())
+        process.stdin.flush()
+        await self.sleep(3.0)
+        process.kill()
+        return str((await deferToThread(process.stdout.read)).decode(errors="replace"))
+
+    async def test_its_life_over_a_killed_daemon(self) -> None:
+        sandbox, container = await self.begun()
+        address = await self.address(sandbox)
+        page = await self.page(address)
+        self.assertIn(address, page)
+        self.assertIn("web-0", page)
+        await self.kill()
+        await self.start()
+        self.assertEqual((await self.container_status(container)).state, cri.CONTAINER_RUNNING)
+        before = self.console()
+        await self.type_in(container, "\necho after the daemon\n")
+        await self.says("\nafter the daemon")
+        self.assertTrue(self.console().startswith(before))
+        stop = cri.StopContainerRequest(container_id=container, timeout=60)
+        await self.runtime.StopContainer(stop, timeout=90.0)
+        status = await self.container_status(container)
+        self.assertEqual((status.state, status.exit_code), (cri.CONTAINER_EXITED, 0))
+        await self.stop_pod(sandbox)
+        await self.remove_pod(sandbox)
+        self.assertEqual(self.taps(), "")
+
+    async def test_a_guest_that_reboots_runs_on_and_one_that_powers_off_has_ended(self) -> None:
+        sandbox, container = await self.begun()
+        await self.says("boot 1")
+        await self.type_in(container, "\nreboot\n")
+        await self.says("boot 2", seconds=120.0)
+        status = await self.container_status(container)
+        self.assertEqual(status.state, cri.CONTAINER_RUNNING)
+        shown = await self.type_in(container, "\npoweroff\n")
+        self.assertIn("tiny", shown)
+        status = await self.in_state(container, cri.CONTAINER_EXITED, 60.0)
+        self.assertEqual((status.exit_code, status.reason), (0, "Completed"))
+        await self.until_not_ready(sandbox)
+
+    async def test_a_crash_is_told(self) -> None:
+        _, container = await self.begun()
+        await self.type_in(container, "\necho c >/proc/sysrq-trigger\n")
+        status = await self.in_state(container, cri.CONTAINER_EXITED, 60.0)
+        self.assertEqual((status.exit_code, status.reason), (134, "GuestPanicked"))
+
+    async def test_a_killed_qemu_is_told_and_nothing_is_left(self) -> None:
+        sandbox, container = await self.begun()
+        [pid] = self.qemus()
+        os.kill(pid, signal.SIGKILL)
+        status = await self.in_state(container, cri.CONTAINER_EXITED, 30.0)
+        self.assertEqual(status.exit_code, 137)
+        await self.until_not_ready(sandbox)
+        await self.stop_pod(sandbox)
+        await self.remove_pod(sandbox)
+        self.assertEqual((self.taps(), self.qemus()), ("", []))
+
+    async def test_a_guest_that_powers_off_while_no_daemon_runs(self) -> None:
+        sandbox, container = await self.begun()
+        await self.type_in(container, "\n(sleep 8; poweroff) &\n")
+        await self.kill()
+        await self.sleep(25.0)
+        await self.start()
+        status = await self.in_state(container, cri.CONTAINER_EXITED, 30.0)
+        self.assertEqual((status.exit_code, status.reason), (0, "Completed"))
+        await self.until_not_ready(sandbox)
+
+    async def test_a_command_is_refused_with_what_can_be_done(self) -> None:
+        _, container = await self.begun()
+        request = cri.ExecSyncRequest(container_id=container, cmd=["ls"], timeout=30)
+        why = await self.refused(Code.FAILED_PRECONDITION, self.runtime.ExecSync(request, timeout=60.0))
+        self.assertIn("kubectl attach", why)
+
+    async def until_not_ready(self, sandbox: str) -> None:
+        """Wait until a sandbox is not ready."""
+        for _ in range(400):
+            found = await self.sandboxes(id=sandbox)
+            if found[0].state == cri.SANDBOX_NOTREADY:
+                return
+            await self.sleep(0.2)
+        self.fail("it is still ready")
+
+    def qemus(self) -> list[int]:
+        """Return the process ids of this daemon's VMs."""
+        found = subprocess.run(
+            ["pgrep", "-f", "guest=infranetes-"], capture_output=True, text=True, check=False
+        )
+        vms = {path.name for path in (self.root / "state/qemu/vms").glob("*")}
+        return [
+            int(pid)
+            for pid in found.stdout.split()
+            if any(vm in Path(f"/proc/{pid}/cmdline").read_text() for vm in vms)
+        ]
