@@ -116,7 +116,7 @@ PACKAGES = {
     "qemu-img": "qemu-utils",
     "qemu-system-x86_64": "qemu-system-x86",
     "swtpm": "swtpm",
-    "sgdisk": "gdisk",
+    "sfdisk": "fdisk",
     "sshd": "openssh-server",
     "systemd-analyze": "systemd",
 }

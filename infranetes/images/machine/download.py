@@ -169,6 +169,7 @@ class Downloads:
             total = part.size + length
             if total > wanted.most:
                 raise _too_large(wanted)
+            await self._thread(_thd_check_room, part.descriptor, length, wanted)
             told = -1
             while True:
                 data = await within(self._reactor, self._stall_seconds, body.more(), "the server's answer")
@@ -388,6 +389,17 @@ def _connection_error(error: Exception, where: str) -> InfranetesError:
     ):
         return FailedPrecondition(f"{where}: its certificate is not trusted; put its CA into the machine's")
     return Unavailable(f"{where} can't be asked: {_words(error)}")
+
+
+def _thd_check_room(descriptor: int, length: int, wanted: Wanted) -> None:
+    """Refuse before the disk is full rather than after. :raise ResourceExhausted: there is no room."""
+    there = os.fstatvfs(descriptor)
+    free = there.f_bavail * there.f_frsize
+    if length > free:
+        raise ResourceExhausted(
+            f"image {wanted.what} needs {length} bytes more, and the disk is full but for {free}; "
+            "remove images or make room, then call again"
+        )
 
 
 def _too_large(wanted: Wanted) -> FailedPrecondition:

@@ -7,7 +7,8 @@ import hashlib
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from queue import SimpleQueue
+from threading import Semaphore, Thread
 
 import attrs
 
@@ -19,14 +20,12 @@ from infranetes.images.machine.decompress import CHUNK, decompressed
 from infranetes.images.machine.formats import compression_of
 from infranetes.images.machine.limits import BadDisk, DiskLimits
 
-if TYPE_CHECKING:
-    from hashlib import _Hash
-
 PLACE = b"disk"  # the directory in an image
 _WHITEOUT, _OPAQUE = b".wh.", b".wh..wh..opq"
 _HOLE = 64 * 1024  # bytes of zeros that become a hole
 _ZEROS = bytes(CHUNK)
 _TAR = Limits(max_bytes=1 << 50)  # of entries that are passed over; what is taken is bounded itself
+_AHEAD = 4  # pieces that are summed later than they are written
 _MARK_BYTES = 6  # of a file's beginning, by which its compression is known
 
 Piece = bytes | memoryview | int
@@ -138,22 +137,53 @@ class _Search:
 def _written(pieces: Iterator[Piece], name: str, target: int, limits: DiskLimits) -> Unpacked:
     """Write a disk from its content, which may be compressed."""
     os.ftruncate(target, 0)
-    summed = hashlib.sha256()
-    content = _summed(pieces, summed)
-    first: list[Piece] = []
-    while sum(map(_length, first)) < _MARK_BYTES and (piece := next(content, None)) is not None:
-        first.append(piece)
-    compression = compression_of(b"".join(map(_beginning, first)))
-    whole: Iterator[Piece] = itertools.chain(first, content)
-    if compression:
-        whole = decompressed(_without_holes(whole), compression)
-    out = _Output(target, limits)
-    for piece in whole:
-        out.add(piece)
-    out.finish()
-    for _ in content:  # what follows the end of what is compressed counts for the digest
-        pass
-    return Unpacked(name, f"sha256:{summed.hexdigest()}")
+    with _Sum() as summed:
+        content = _summed(pieces, summed)
+        first: list[Piece] = []
+        while sum(map(_length, first)) < _MARK_BYTES and (piece := next(content, None)) is not None:
+            first.append(piece)
+        compression = compression_of(b"".join(map(_beginning, first)))
+        whole: Iterator[Piece] = itertools.chain(first, content)
+        if compression:
+            whole = decompressed(_without_holes(whole), compression)
+        out = _Output(target, limits)
+        for piece in whole:
+            out.add(piece)
+        out.finish()
+        for _ in content:  # what follows the end of what is compressed counts for the digest
+            pass
+    return Unpacked(name, summed.digest)
+
+
+class _Sum:
+    """The digest of what passes, computed in a thread. A context manager: at its end it is known."""
+
+    def __init__(self) -> None:
+        self._summed = hashlib.sha256()
+        self._queue: SimpleQueue[bytes | memoryview] = SimpleQueue()
+        self._free = Semaphore(_AHEAD)
+        self._thread = Thread(target=self._thd_sum, daemon=True)
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self._summed.hexdigest()}"
+
+    def update(self, data: bytes | memoryview) -> None:
+        self._free.acquire()
+        self._queue.put(data)
+
+    def __enter__(self) -> _Sum:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._queue.put(b"")
+        self._thread.join()
+
+    def _thd_sum(self) -> None:
+        while data := self._queue.get():
+            self._summed.update(data)
+            self._free.release()
 
 
 def _too_long(limits: DiskLimits) -> BadDisk:
@@ -168,7 +198,7 @@ def _beginning(piece: Piece) -> bytes:
     return bytes(min(piece, _MARK_BYTES)) if isinstance(piece, int) else bytes(piece[:_MARK_BYTES])
 
 
-def _summed(pieces: Iterator[Piece], summed: _Hash) -> Iterator[Piece]:
+def _summed(pieces: Iterator[Piece], summed: _Sum) -> Iterator[Piece]:
     for piece in pieces:
         for data in _without_holes(iter([piece])):
             summed.update(data)

@@ -29,7 +29,7 @@ from infranetes.images.machine.qcow2 import Qcow2
 from infranetes.images.machine.reading import RawFile, Readable
 from infranetes.images.machine.unpack import TarLayer, Unpacked
 
-_THREADS = 3
+_THREADS = 4
 _PROGRAM_THREADS = 32
 _PROGRAM_FILES = 64  # descriptors
 _SECTOR = 512

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
@@ -97,7 +97,7 @@ class Workshop:
 
     async def look(self, file: Path, said: DiskFormat | None, what: str) -> Answer:
         """Look at a file that is a disk, and is not compressed. Raises as `make`."""
-        with self._open([file]) as (descriptor,):
+        async with self._open([file]) as (descriptor,):
             order = attrs.evolve(self._order(said), file=descriptor, keep=True)
             answer = await self._work(order, what)
         await self._look(file, answer, what)
@@ -110,7 +110,7 @@ class Workshop:
         )
         try:
             os.fchmod(out, MODE)  # whatever the umask is
-            with self._open(files) as descriptors:
+            async with self._open(files) as descriptors:
                 order = attrs.evolve(self._order(source.format), target=out)
                 if source.layers:
                     pairs = zip(descriptors, source.layers, strict=True)
@@ -157,7 +157,7 @@ class Workshop:
         if answer.format != DiskFormat.QCOW2.value:
             return  # there is nothing to read
         program = find_program(self._qemu_img, "install Debian's qemu-utils")
-        with self._open([disk]) as (descriptor,):
+        async with self._open([disk]) as (descriptor,):
             order = self._order(None)
             file = f"driver=qcow2,file.driver=file,file.filename=/proc/self/fd/{descriptor}"
             words = ["--output=json", "--image-opts", file]
@@ -195,17 +195,28 @@ class Workshop:
             await running.stop()
         return await running.ended.wait()
 
-    @contextlib.contextmanager
-    def _open(self, files: Sequence[Path]) -> Iterator[list[int]]:
-        with contextlib.ExitStack() as stack:
-            descriptors = []
-            for path in files:
-                descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-                stack.callback(os.close, descriptors[-1])
+    @contextlib.asynccontextmanager
+    async def _open(self, files: Sequence[Path]) -> AsyncIterator[list[int]]:
+        """Open files, which may be on a disk that is slow or a server that is gone."""
+        descriptors: list[int] = []
+        try:
+            await self._thread(_thd_open, files, descriptors)
             yield descriptors
+        finally:
+            await self._thread(_thd_close, descriptors)
 
     async def _thread(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
         return await run_in_thread(self._reactor, work, *args, purpose=IMAGES)
+
+
+def _thd_open(files: Sequence[Path], descriptors: list[int]) -> None:
+    for path in files:
+        descriptors.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+
+
+def _thd_close(descriptors: Sequence[int]) -> None:
+    for each in descriptors:
+        os.close(each)
 
 
 def _thd_link(file: Path, target: Path) -> None:

@@ -374,6 +374,16 @@ class FullDiskTests(CatalogueCase):
     async def test_it_is_said_and_nothing_is_left(self) -> None:
         self.directory = mounted(self, "tmpfs", 2 * MIB) / "images-qemu"
         store = await self.new()
-        self.assertIn("full", await self.fails(ResourceExhausted, store))
+        for said in (None, 0):  # the length, by which it is known before
+            self.server.said = said
+            self.assertIn("full", await self.fails(ResourceExhausted, store))
+        self.server.said = None
         self.server.content = DISK[:MIB]
         await self.pulled(await self.new())
+
+    async def test_a_copy_of_a_file_that_has_no_room_is_said_and_nothing_is_left(self) -> None:
+        lent = Path(self.mktemp()).absolute()
+        lent.write_bytes(DISK)
+        self.directory = mounted(self, "tmpfs", 2 * MIB) / "images-qemu"
+        store = await self.new({"debian:12": MachineImageConfig(path=str(lent))})
+        self.assertIn("make room", await self.fails(ResourceExhausted, store))
