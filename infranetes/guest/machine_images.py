@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 import tempfile
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -83,7 +85,7 @@ class Seen:
 async def inspect_file(reactor: IReactor, disk: Path) -> Seen:
     """Look at a disk's file. :raise InfranetesError: it can't be used; says why."""
     workshop = Workshop(reactor, DiskLimits, _QEMU_IMG, "")
-    if not await run_in_thread(reactor, _compression, disk):
+    if await run_in_thread(reactor, _is_plain, disk):
         return Seen.of(await workshop.look(disk, None, str(disk)))
     with tempfile.TemporaryDirectory(prefix="infranetes-") as work:
         source, target = DiskSource(file=disk), Path(work) / "disk"
@@ -164,9 +166,12 @@ async def _push(reactor: IReactor, layout: Path, tag: Reference, wanted: ToBuild
         raise classify(output.stderr.decode(errors="replace"), tag)
 
 
-def _compression(disk: Path) -> str:
+def _is_plain(disk: Path) -> bool:
+    """Whether the programs that look at disks can read the file itself: others' users, if this is root."""
     with open(disk, "rb") as file:
-        return compression_of(file.read(HEAD_BYTES))
+        compressed = compression_of(file.read(HEAD_BYTES))
+        closed = os.getuid() == 0 and not os.fstat(file.fileno()).st_mode & stat.S_IROTH
+    return not (compressed or closed)
 
 
 def in_reactor(work: Callable[[IReactor], Coroutine[Any, Any, T]]) -> T:  # Any: whatever it awaits

@@ -16,6 +16,7 @@ import cattrs
 from twisted.internet.defer import TimeoutError as DeferredTimeout
 
 from infranetes.images.erofs.limits import BAD, FULL
+from infranetes.images.machine.bases import full
 from infranetes.images.machine.disk import DiskFormat
 from infranetes.images.machine.limits import DiskLimits
 from infranetes.images.machine.worker import Answer, Order
@@ -91,8 +92,11 @@ class Workshop:
             progress(f"looking at the disk of image {what}")
             await self._look(target, answer, what)
             return attrs.evolve(answer, digest=answer.digest or source.digest)
-        except BaseException:
-            await self._thread(target.unlink, True)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                await self._thread(target.unlink, True)
+            if isinstance(error, OSError):
+                raise full(error, target.parent) from None
             raise
 
     async def look(self, file: Path, said: DiskFormat | None, what: str) -> Answer:

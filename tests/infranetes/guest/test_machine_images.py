@@ -105,6 +105,10 @@ class ImageTests(MachineCase):
         packed.write_bytes(gzip.compress(self.disk.read_bytes()))
         self.assertEqual(await inspect_file(reactor, packed), seen)
 
+    async def test_a_file_that_only_its_owner_can_read_is_inspected(self) -> None:
+        self.disk.chmod(0o600)
+        self.assertEqual((await inspect_file(reactor, self.disk)).virtual_size, 64 * MIB)
+
     async def test_an_image_in_a_registry_is_inspected(self) -> None:
         image = await self.pulled({"disk/a.qcow2": self.disk.read_bytes()})
         seen = await inspect_reference(reactor, image.repo_tags[0], True, "", self.told.append)

@@ -154,6 +154,12 @@ class BaseTests(MachineCase):
             before.seek(0)
             self.assertEqual(before.read(7), b"changed")  # a VM that has it keeps what it has
 
+    async def test_a_directory_that_somebody_removed_is_told(self) -> None:
+        image = await self.pulled({"disk/a.qcow2": self.qcow2()})
+        (self.directory / "machines" / "new").rmdir()
+        words = await self.fails(FailedPrecondition, self.machine.base(image))
+        self.assertIn("No such file or directory", words)
+
     async def test_an_index_that_is_broken_costs_only_time(self) -> None:
         image = await self.pulled({"disk/a.qcow2": self.qcow2()})
         base = await self.machine.base(image)
