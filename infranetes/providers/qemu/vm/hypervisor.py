@@ -46,7 +46,7 @@ from infranetes_common.identity import Network
 from infranetes_common.reactors import IReactor
 
 _SECONDS = 10.0  # for an answer of QEMU's
-_QUIT_SECONDS = 5.0  # for QEMU to end by itself
+_QUIT_SECONDS = 3.0  # for QEMU to say that it ends, and to end
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 15.0
 _SWITCHED_OFF = 137  # as of a process that is killed
 _PANICKED = 134  # as of a process that aborts
@@ -317,7 +317,7 @@ class Hypervisor:
             return
         ended = vm.process.ended()
         with contextlib.suppress(InfranetesError):
-            await self._command("quit")
+            await self._command("quit", _QUIT_SECONDS)
         try:
             await ended.addTimeout(_QUIT_SECONDS, self._reactor)
         except Exception:
@@ -340,10 +340,10 @@ class Hypervisor:
             raise Unavailable(f"the guest of VM {self._vm.record.id} has ended")
         return await self._vm.monitor(self._reactor)
 
-    async def _command(self, name: str) -> object:
+    async def _command(self, name: str, seconds: float = _SECONDS) -> object:
         """Have QEMU do something. :raise Unavailable: it does not answer, or refuses."""
         try:
-            answer: object = await (await self._monitor()).qmp.execute(name, _SECONDS)
+            answer: object = await (await self._monitor()).qmp.execute(name, seconds)
             return answer
         except Unavailable:
             raise

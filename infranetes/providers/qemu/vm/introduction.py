@@ -15,9 +15,11 @@ from pathlib import Path
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.endpoints import UNIXClientEndpoint
+from twisted.internet.interfaces import IPushProducer
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.logger import Logger
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 from infranetes.providers.qemu.program.identity_port import MAX_LINE, Failed, Ready, Waiting, parse
 from infranetes.providers.qemu.program.sockets import IDENTITY
@@ -41,14 +43,31 @@ def keep(identity: Identity, sockets: Path) -> None:
         file.write(document)
 
 
+@implementer(IPushProducer)
 class _Port(Protocol):
-    """The connection. :param asked: is called when the agent asks."""
+    """The connection. :param asked: is called when the agent asks.
+
+    :ivar full: whether the guest does not read what it was sent; it is sent no more then."""
 
     def __init__(self, vm: str, asked: Callable[[], None]) -> None:
         self._vm = vm
         self._asked = asked
         self._buffer = b""
         self.lost: Deferred[None] = Deferred()
+        self.full = False
+
+    def connectionMade(self) -> None:
+        assert self.transport is not None
+        self.transport.registerProducer(self, True)  # type: ignore[attr-defined]
+
+    def pauseProducing(self) -> None:
+        self.full = True
+
+    def resumeProducing(self) -> None:
+        self.full = False
+
+    def stopProducing(self) -> None:
+        pass
 
     def dataReceived(self, data: bytes) -> None:
         *lines, self._buffer = (self._buffer + data).split(b"\n")
@@ -112,7 +131,7 @@ class Introduction:
         try:
             document = await run_in_thread(self._reactor, (self._sockets / _DOCUMENT).read_bytes)
             identity = attrs.evolve(decode(document), now_nanos=time.time_ns())
-            if self._port is not None and self._port.transport is not None:
+            if self._port is not None and self._port.transport is not None and not self._port.full:
                 self._port.transport.write(encode(identity))
         except (OSError, InvalidArgument) as error:
             _log.error("the agent of VM {vm} is given no identity: {error}", vm=self._vm, error=str(error))

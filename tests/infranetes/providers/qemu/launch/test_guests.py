@@ -32,6 +32,7 @@ class GuestCase(ImageCase):
 
     async def booted(self, image: str, format: DiskFormat, hardware: Hardware, **fields: Any) -> bytes:
         """Boot a guest until it says that it has its address; return its console. It is destroyed then."""
+        self.settings["memory"] = 512 << 20
         provider = await self.image_provider()
         path = catalogue.path(image)
         base = BaseDisk("sha256:0", path, format, fields.pop("virtual_size", path.stat().st_size))

@@ -19,6 +19,7 @@ from infranetes.identity.authority import Authority
 from infranetes.providers.qemu.program.sockets import IDENTITY
 from infranetes.providers.qemu.vm import introduction
 from infranetes.providers.qemu.vm.introduction import Introduction
+from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.identity import Identity, decode
 from infranetes_common.reactors import installed
@@ -119,6 +120,22 @@ class IntroductionTests(TestCase):
         self.assertFalse(waiting.called)
         agent.says(b"waiting\n")
         decode(await waiting)
+
+    async def test_a_guest_that_asks_and_never_reads_fills_no_memory_of_the_node(self) -> None:
+        introduction.keep(self.identity, self.sockets)
+        made = self.begun()
+        agent = await self.meetings[0]
+        assert agent.transport is not None
+        agent.transport.pauseProducing()  # type: ignore[attr-defined]
+        for _ in range(2000):
+            agent.says(b"waiting\n")
+            await run_in_thread(reactor, int)
+        transport = made._port.transport  # type: ignore[union-attr]
+        held = len(transport.dataBuffer) + len(b"".join(transport._tempDataBuffer))  # type: ignore[union-attr]
+        self.assertLess(held, 256 << 10)
+        waiting = agent.document
+        agent.transport.resumeProducing()  # type: ignore[attr-defined]
+        await waiting
 
     async def test_it_is_kept_for_root_alone_and_what_is_none_is_refused(self) -> None:
         introduction.keep(self.identity, self.sockets)
