@@ -106,7 +106,9 @@ def confine(bounds: Mapping[int, int], parent: int, program: bytes) -> None:
         raise ProcessLookupError(errno.ESRCH, "the parent has died")
     for what, value in {resource.RLIMIT_CORE: 0, **bounds}.items():
         if other_user or what != resource.RLIMIT_NPROC:  # the user is this process's own, so only it counts
-            resource.setrlimit(what, (value, value))
+            most = resource.getrlimit(what)[1]  # which nobody but root may raise
+            bound = value if most == resource.RLIM_INFINITY else min(value, most)
+            resource.setrlimit(what, (bound, bound))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that `write` fails instead
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if program:

@@ -63,6 +63,10 @@ class HeaderTests(SynchronousTestCase):
             self.assertIn("qemu-img convert", words)
             self.assertNotIn("shadow", words)
 
+    def test_half_of_a_backing_files_name_is_one(self) -> None:
+        for header in (struct.pack(">QI", 1000, 0), struct.pack(">QI", 0, 7)):
+            self.assertIn("backing file", self.refused(patched(made(), 8, header)))
+
     def test_a_data_file_is_refused_by_flag_and_by_name(self) -> None:
         flagged = patched(made(), FEATURES_AT, struct.pack(">Q", 1 << 2))
         named = made(extension=struct.pack(">II8s", 0x44415441, 8, b"/dev/sda"))
@@ -132,6 +136,16 @@ class HeaderTests(SynchronousTestCase):
         entry = 1 << 62 | sectors << 54 | 4 * CLUSTER
         disk = Qcow2(Disk(made(bomb[:CLUSTER], entry=entry)))
         self.assertEqual(disk.read(0, 2 * CLUSTER), b"A" * CLUSTER + bytes(CLUSTER))
+
+    def test_a_compressed_cluster_may_be_larger_than_it_is(self) -> None:
+        """Its way of compression is zlib's unless a flag says otherwise."""
+        content = random.Random(7).randbytes(CLUSTER)  # noqa: S311
+        deflate = zlib.compressobj(0, zlib.DEFLATED, -12)
+        stored = deflate.compress(content) + deflate.flush()
+        self.assertGreater(len(stored), CLUSTER)
+        data = bytearray(made(entry=1 << 62 | (len(stored) // 512) << 54 | 6 * CLUSTER))
+        disk = Qcow2(Disk(patched(bytes(data) + stored, 104, b"\1")))
+        self.assertEqual(disk.read(0, CLUSTER), content)
 
     def test_a_compressed_cluster_that_is_none_or_too_short_is_corrupt(self) -> None:
         deflate = zlib.compressobj(9, zlib.DEFLATED, -12)

@@ -30,12 +30,13 @@ attempt("unix", sub { socketpair(my $one, my $other, 1, 1, 0) });
 attempt("namespace", sub { syscall($ARGV[1], 0x10000000) == 0 });
 attempt("trace", sub { syscall($ARGV[2], 0, 0, 0, 0) == 0 });
 """
+_WORKER = ("-I", "-m", "infranetes.images.machine.worker")
 CALLS = {"x86_64": ("272", "101"), "aarch64": ("97", "117")}  # unshare, ptrace
 
 
 def work(order: Order, *program: str, inherited: tuple[int, ...] = ()) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-I", "-m", "infranetes.images.machine.worker", json.dumps(attrs.asdict(order))]
-    return subprocess.run([*words, *program], capture_output=True, text=True, pass_fds=inherited)
+    words = [sys.executable, *_WORKER, json.dumps(attrs.asdict(order)), *program]
+    return subprocess.run(words, capture_output=True, text=True, pass_fds=inherited)
 
 
 class WorkerTests(SynchronousTestCase):
@@ -75,6 +76,13 @@ class WorkerTests(SynchronousTestCase):
         ended = work(order, inherited=(source, target))
         self.assertEqual((ended.returncode, ended.stdout), (BAD, ""))
         self.assertIn("no disk", ended.stderr)
+
+    def test_a_daemon_with_lower_limits_has_it_keep_to_these(self) -> None:
+        source, target = self.file(builders.mbr()), self.file()
+        order = attrs.evolve(self.order, file=source, target=target)
+        limited = ["prlimit", "--cpu=100:100", sys.executable, *_WORKER, json.dumps(attrs.asdict(order))]
+        ended = subprocess.run(limited, capture_output=True, text=True, pass_fds=(source, target))
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
 
     def test_it_does_not_work_for_a_daemon_that_has_died(self) -> None:
         ended = work(attrs.evolve(self.order, parent=1))
