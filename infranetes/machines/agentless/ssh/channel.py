@@ -22,6 +22,7 @@ WINDOW = 1024 * 1024  # bytes of output that the guest sends ahead of its reader
 DRAIN_SECONDS = 2.0  # for reading output of a command's descendants after the command's end
 _UNKNOWN_SIGNAL = 255  # the exit code of what a signal has ended that has no number here
 _END_OF_FILE = b"\x04"  # as it is typed in a terminal
+_UNTOLD = "its SSH server ended the command without saying how"
 
 
 class CommandChannel(SSHChannel):
@@ -132,7 +133,7 @@ class CommandChannel(SSHChannel):
         """Make a request and wait for the server's consent; ConchError: it refuses."""
         answer: Deferred[object] | None = self.conn.sendRequest(self, kind, data, wantReply=1)
         if answer is None:
-            raise self._lost()
+            raise self.lost or Unavailable(_UNTOLD)
         return answer
 
     def open_terminal(self, term: str) -> Deferred[object]:
@@ -199,14 +200,13 @@ class CommandChannel(SSHChannel):
     def exit_code(self) -> int:
         """Return how the command has ended. :raise Unavailable: that is not known."""
         if self._exit_code is None:
-            raise self._lost()
+            raise self.lost or Unavailable(_UNTOLD)
         return self._exit_code
 
-    def _lost(self) -> InfranetesError:
-        transport = self.conn.transport
-        if transport is not None and transport.reason is not None:
-            return transport.reason
-        return Unavailable("its SSH server ended the command without saying how")
+    @property
+    def lost(self) -> InfranetesError | None:
+        """Why the connection is lost; None: it is not."""
+        return self.conn.transport.reason
 
 
 def refusal(reason: Exception) -> InfranetesError:

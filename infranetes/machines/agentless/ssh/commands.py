@@ -51,7 +51,7 @@ class Commands:
             try:
                 line = shell.line(command, mark)
                 if term:
-                    await self._answer(channel.open_terminal(term), "a terminal")
+                    await self._consent(channel, channel.open_terminal(term), "a terminal")
                 await self._execute(channel, line)
                 yield channel
             finally:
@@ -81,21 +81,20 @@ class Commands:
             yield link, channel
         finally:
             channel.close()
-            self._connections.idle(link)
 
     def _shell(self, link: Link) -> Shell:
         return shell_for(link.transport.server, self._sudo)
 
     async def _execute(self, channel: CommandChannel, line: str) -> None:
         encoded = line.encode(errors="surrogateescape")
-        await self._answer(channel.request(b"exec", NS(encoded)), "a command")
+        await self._consent(channel, channel.request(b"exec", NS(encoded)), "a command")
 
-    async def _answer(self, answer: Deferred[object], what: str) -> None:
+    async def _consent(self, channel: CommandChannel, answer: Deferred[object], what: str) -> None:
         """Wait for the server's consent to what was asked for."""
         try:
             await within(self._reactor, BEGIN_SECONDS, answer, f"its SSH server's answer to {what}")
         except ConchError:
-            raise FailedPrecondition(f"its SSH server refuses {what}") from None
+            raise channel.lost or FailedPrecondition(f"its SSH server refuses {what}") from None
         except DeadlineExceeded as error:
             raise Unavailable(str(error)) from None
 

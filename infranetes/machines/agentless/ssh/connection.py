@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Protocol, cast
 
 from twisted.conch.error import ConchError
 from twisted.conch.ssh import connection, userauth
+from twisted.conch.ssh.channel import SSHChannel
 from twisted.conch.ssh.common import NS, getNS
 from twisted.conch.ssh.service import SSHService
 
@@ -76,6 +78,7 @@ class Connection(connection.SSHConnection):
     """An SSH connection: it opens channels, and lets the server open none.
 
     :ivar started: succeeds once the user is authenticated.
+    :ivar emptied: called when its last channel is gone.
     """
 
     transport: Transport
@@ -84,6 +87,7 @@ class Connection(connection.SSHConnection):
     def __init__(self) -> None:
         super().__init__()
         self.started: Event[None] = Event()
+        self.emptied: Callable[[], None] = lambda: None
         self._unasked = 0
 
     def serviceStarted(self) -> None:
@@ -99,13 +103,38 @@ class Connection(connection.SSHConnection):
         answer = rest[:4] + struct.pack(">L", connection.OPEN_ADMINISTRATIVELY_PROHIBITED)
         self.transport.sendPacket(connection.MSG_CHANNEL_OPEN_FAILURE, answer + NS(b"") + NS(b""))
 
+    def channelClosed(self, channel: SSHChannel) -> None:
+        super().channelClosed(channel)
+        if not self.channels:
+            self.emptied()
+
     def gotGlobalRequest(self, requestType: bytes, data: bytes) -> int:
         return 0  # such as keepalive@openssh.com: any answer will do
 
     def ssh_CHANNEL_OPEN_CONFIRMATION(self, packet: bytes) -> None:
         if struct.unpack(">L", packet[12:16])[0] < LEAST_DATA:
             raise ConchError("channels without room for data")
+        self._check_opening(packet)
         super().ssh_CHANNEL_OPEN_CONFIRMATION(packet)
+
+    def ssh_CHANNEL_OPEN_FAILURE(self, packet: bytes) -> None:
+        self._check_opening(packet)
+        super().ssh_CHANNEL_OPEN_FAILURE(packet)
+        if not self.channels:
+            self.emptied()
+
+    def _check_opening(self, packet: bytes) -> None:
+        (local,) = struct.unpack(">L", packet[:4])
+        if local in self.localToRemoteChannel:
+            raise ConchError("a channel that is open already")
+
+    def ssh_CHANNEL_REQUEST(self, packet: bytes) -> None:
+        (local,) = struct.unpack(">L", packet[:4])
+        kind, rest = getNS(packet[4:])
+        taken = self.channels[local].requestReceived(kind, rest[1:])
+        if rest[0]:
+            answer = connection.MSG_CHANNEL_SUCCESS if taken else connection.MSG_CHANNEL_FAILURE
+            self.transport.sendPacket(answer, struct.pack(">L", self.localToRemoteChannel[local]))
 
     # Conch would let the server go on as soon as it has sent something, whether or not anybody has taken it.
 
@@ -118,7 +147,10 @@ class Connection(connection.SSHConnection):
         self._arrived(local, stream or -1, packet[8:])
 
     def _arrived(self, local: int, stream: int, packet: bytes) -> None:
-        data, _ = getNS(packet)
+        (size,) = struct.unpack(">L", packet[:4])
+        data = packet[4:]
+        if size != len(data):
+            raise ConchError("data that is cut off")
         channel = cast(Receiver, self.channels[local])
         if len(data) > min(channel.localWindowLeft, channel.localMaxPacket):
             raise ConchError("more data than there is room for")

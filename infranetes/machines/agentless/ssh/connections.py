@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from twisted.conch.ssh.channel import SSHChannel
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.endpoints import connectProtocol
 from twisted.internet.interfaces import IDelayedCall, IReactorTime, IStreamClientEndpoint
@@ -20,7 +21,7 @@ from infranetes_common.concurrency import Flight, cancellable, start, within
 from infranetes_common.errors import DeadlineExceeded, InfranetesError, ResourceExhausted, Unavailable
 
 CONNECT_SECONDS = 20.0  # until the user is authenticated; an emulated guest takes a few
-OPEN_SECONDS = 10.0  # until a channel is opened, or closed, before its connection is lost
+OPEN_SECONDS = 10.0  # until a channel is opened, before its connection is given up
 KEEPALIVE_SECONDS = (
     20.0  # between questions to a server that has commands of ours, each answered before the next
 )
@@ -39,6 +40,7 @@ class Link:
         self.most = SESSIONS  # sessions at a time
         self._beat: IDelayedCall | None = None
         self._unanswered = False
+        self._closing: set[SSHChannel] = set()  # channels that were closing when it was last asked
 
     @property
     def sessions(self) -> int:
@@ -89,6 +91,11 @@ class Link:
                 )
             )
         elif self.is_live and self.sessions:
+            closing = {each for each in self.connection.channels.values() if each.localClosed}
+            if closing & self._closing:
+                self.transport.break_off(Unavailable("its SSH server does not close sessions"))
+                return
+            self._closing = closing
             self._unanswered = True
             asked: Deferred[object] = self.connection.sendGlobalRequest(
                 b"keepalive@openssh.com", b"", wantReply=1
@@ -186,6 +193,7 @@ class Connections:
             raise
         link = Link(self._reactor, transport, connection)
         self._links.append(link)
+        connection.emptied = lambda: self._idle(link)
         transport.over.wait().addErrback(lambda _: self._lost(link))
         return link
 
@@ -209,9 +217,9 @@ class Connections:
         if link in self._links:
             self._links.remove(link)
 
-    def idle(self, link: Link) -> None:
+    def _idle(self, link: Link) -> None:
         """Close a connection that has no sessions any more, unless it is the only one."""
-        if not link.sessions and len(self._links) > 1:
+        if len(self._links) > 1 and link.is_live:
             link.transport.close()
 
     def close(self) -> None:

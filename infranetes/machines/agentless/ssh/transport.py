@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 import attrs
+from twisted.conch.error import ConchError
 from twisted.conch.ssh.keys import Key
 from twisted.conch.ssh.service import SSHService
 from twisted.conch.ssh.transport import SSHClientTransport
@@ -153,6 +154,11 @@ class Transport(SSHClientTransport):
             self.service.serviceStopped()
             self.service = None
 
+    def ssh_SERVICE_ACCEPT(self, packet: bytes) -> None:
+        if self.service is not None:
+            raise ConchError("a service that was not asked for")
+        super().ssh_SERVICE_ACCEPT(packet)
+
     def sendDisconnect(self, reason: int, desc: bytes) -> None:
         """End the transport, since the other side is not as it should be. Called by Conch."""
         if not self._broken:
@@ -177,6 +183,7 @@ class Transport(SSHClientTransport):
 
     def connectionMade(self) -> None:
         self.transport.registerProducer(self, True)
+        self.transport.setTcpNoDelay(True)
         super().connectionMade()
 
     def dataReceived(self, data: bytes) -> None:
