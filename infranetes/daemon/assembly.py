@@ -68,6 +68,7 @@ from infranetes.overlay.tunnels import Tunnels
 from infranetes.overlay.walls import OverlayFirewalls
 from infranetes.pods.containers.lifelog import log_container_events
 from infranetes.pods.features.agent_ports import AgentPortRules
+from infranetes.pods.features.guest_addresses import GuestAddresses
 from infranetes.pods.features.guests import Guests
 from infranetes.pods.features.host_ports import PodHostPorts
 from infranetes.pods.features.network_policies import FirewallEnforcer, PodFirewalls
@@ -267,6 +268,7 @@ class Daemon(OrderedServices):
         features = (
             shadows,
             guests,
+            GuestAddresses(reactor, node.handlers.of, self._pod_events) if guests is not None else None,
             NfsVolumes(reactor, self._nfs.find),
             self._volumes,
             Volumes(reactor, config.state_dir / "volumes", config.volumes),

@@ -6,6 +6,7 @@ what happens                            event                 condition `infrane
 ======================================  ====================  =========================================
 the cloud will take the pod's VM away   `Interrupted`         True, with the reason
 the pod has another VM                                        False
+a guest does not ask for its address    `NoAddress`
 ======================================  ====================  =========================================
 
 If the API server can't be reached a report is tried again for a while, then dropped: nothing depends on it.
@@ -29,7 +30,7 @@ from infranetes_common.concurrency import backoff, sleep, start
 from infranetes_common.errors import InfranetesError
 from infranetes_common.wire import cri
 
-INTERRUPTED = "Interrupted"
+INTERRUPTED, NO_ADDRESS = "Interrupted", "NoAddress"
 CONDITION = "infranetes.io/Interrupted"
 TRY_SECONDS = 300.0
 _PAUSES = (1.0, 30.0)  # between two tries: the first, and the longest
@@ -59,7 +60,7 @@ class PodEvents(Service):
     def interrupted(self, pod: cri.PodSandboxMetadata, reason: str) -> None:
         """Report that the cloud will take away the VM of a pod's sandbox."""
         at = self._now()
-        self._begin(lambda: self._create_event(pod, reason, at), f"an event of pod {_name(pod)}")
+        self._begin(lambda: self._create_event(pod, INTERRUPTED, reason, at), f"an event of pod {_name(pod)}")
         self._begin(lambda: self._set(pod, True, reason, at), f"the condition of pod {_name(pod)}")
 
     def moved(self, pod: cri.PodSandboxMetadata) -> None:
@@ -67,6 +68,11 @@ class PodEvents(Service):
         at = self._now()
         message = "the pod has another VM"
         self._begin(lambda: self._set(pod, False, message, at), f"the condition of pod {_name(pod)}")
+
+    def unaddressed(self, pod: cri.PodSandboxMetadata, message: str) -> None:
+        """Report that the guest of a pod's sandbox does not ask for its address."""
+        at = self._now()
+        self._begin(lambda: self._create_event(pod, NO_ADDRESS, message, at), f"an event of pod {_name(pod)}")
 
     def _begin(self, tell: Callable[[], Awaitable[None]], what: str) -> None:
         telling = start(self._tell(tell, what))
@@ -92,8 +98,8 @@ class PodEvents(Service):
             await sleep(self._clock, pause)
         _log.warn("{what} could not be written: {error}", what=what, error=trouble)
 
-    async def _create_event(self, pod: cri.PodSandboxMetadata, reason: str, at: str) -> None:
-        digest = hashlib.sha256(f"{pod.uid} {pod.attempt} {reason}".encode()).hexdigest()[:16]
+    async def _create_event(self, pod: cri.PodSandboxMetadata, reason: str, message: str, at: str) -> None:
+        digest = hashlib.sha256(f"{pod.uid} {pod.attempt} {message}".encode()).hexdigest()[:16]
         event = {
             "apiVersion": "v1",
             "kind": "Event",
@@ -106,8 +112,8 @@ class PodEvents(Service):
                 "uid": pod.uid,
             },
             "type": "Warning",
-            "reason": INTERRUPTED,
-            "message": reason[:_MAX_MESSAGE],
+            "reason": reason,
+            "message": message[:_MAX_MESSAGE],
             "source": {"component": "infranetes", "host": self._node},
             "firstTimestamp": at,
             "lastTimestamp": at,

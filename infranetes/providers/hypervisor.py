@@ -113,6 +113,9 @@ class IHypervisor(Interface):
     def network() -> Deferred[Network]:
         """Return the network that the VM's card is to have, which the guest learns by DHCP or by its CDs."""
 
+    def has_address() -> bool | None:
+        """Return whether the guest has asked for its address and was given it; None: that can't be told."""
+
     def insert_cds(cds: Sequence[Cd]) -> Deferred[None]:
         """Put CDs into the VM's drives, in the place of those that are there; drives beyond are emptied.
 

@@ -115,6 +115,7 @@ class QemuProvider:
             self._records,
             self._parts.placement.why_ended,
             self._parts.uplink.guest_network,
+            self._parts.uplink.has_address,
             settings.console_size,
         )
         self._maintenance = Maintenance(reactor, self._pod_network, self._vms, settings.console_size)

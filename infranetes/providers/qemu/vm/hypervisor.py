@@ -65,6 +65,7 @@ class Hypervisor:
 
     :param why_ended: tells why the node has ended a VM's process; "": it has not.
     :param network_of: returns the network of a VM's card.
+    :param has_address: returns whether a VM's guest was given its address.
     """
 
     def __init__(
@@ -74,12 +75,14 @@ class Hypervisor:
         save: Save,
         why_ended: Callable[[VmRecord], str],
         network_of: NetworkOf,
+        has_address: Callable[[Vm], bool],
     ) -> None:
         self._reactor = reactor
         self._vm = vm
         self._save = save
         self._why_ended = why_ended
         self._network_of = network_of
+        self._has_address = has_address
         self._introduction = Introduction(
             reactor, vm.record.id, vm.paths.sockets, lambda: vm.alive and not self._ended
         )
@@ -151,6 +154,11 @@ class Hypervisor:
             await self._drives.insert(cds)
         except DeadlineExceeded as error:
             raise Unavailable(f"VM {self._vm.record.id}: {error}") from error
+
+    def has_address(self) -> bool | None:
+        """See `IHypervisor`."""
+        self._check()
+        return self._has_address(self._vm)
 
     @deferred
     async def press_power_button(self) -> None:

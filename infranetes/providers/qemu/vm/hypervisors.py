@@ -26,6 +26,7 @@ class Hypervisors:
 
     :param why_ended: tells why the node has ended a VM's process; "": it has not.
     :param network_of: returns the network of a VM's card.
+    :param has_address: returns whether a VM's guest was given its address.
     :param console_size: bytes of a VM's console that are kept; at least the last half of this.
     """
 
@@ -35,12 +36,14 @@ class Hypervisors:
         records: VmRecords,
         why_ended: Callable[[VmRecord], str],
         network_of: NetworkOf,
+        has_address: Callable[[Vm], bool],
         console_size: int,
     ) -> None:
         self._reactor = reactor
         self._records = records
         self._why_ended = why_ended
         self._network_of = network_of
+        self._has_address = has_address
         self._console_size = console_size
         self._by_token: dict[str, Hypervisor] = {}
         self._vms: dict[str, Vm] = {}
@@ -53,7 +56,7 @@ class Hypervisors:
         if token not in self._by_token or self._vms[token] is not vm:
             self._vms[token] = vm
             self._by_token[token] = Hypervisor(
-                self._reactor, vm, self._save, self._why_ended, self._network_of
+                self._reactor, vm, self._save, self._why_ended, self._network_of, self._has_address
             )
         return self._by_token[token]
 

@@ -92,6 +92,7 @@ class FakeHypervisor:
         self.obeys = True
         self.destroyed = False
         self.silent = False
+        self.addressed: bool | None = True
         self.picture: Deferred[bytes] | bytes | None = None
         self.viewed: IStreamClientEndpoint | None = None
         self._status = GuestStatus(state)
@@ -160,6 +161,9 @@ class FakeHypervisor:
     @deferred
     async def usage(self) -> GuestUsage:
         return GuestUsage(cpu_nanos=7, memory_bytes=100, rx_bytes=3, tx_bytes=4, disk_bytes=50)
+
+    def has_address(self) -> bool | None:
+        return self.addressed
 
     def guest_agent(self) -> IStreamClientEndpoint | None:
         return None

@@ -178,7 +178,14 @@ def for_images(records: VmRecords, parts: Parts) -> tuple[ImageLaunches, Hypervi
     """Return what a launcher needs for VMs that boot images."""
     return (
         ImageLaunches(reactor, QemuSettings(), records, parts, COMMAND_LINE),
-        Hypervisors(reactor, records, lambda record: "", parts.uplink.guest_network, 1 << 20),
+        Hypervisors(
+            reactor,
+            records,
+            lambda record: "",
+            parts.uplink.guest_network,
+            parts.uplink.has_address,
+            1 << 20,
+        ),
     )
 
 
