@@ -116,6 +116,7 @@ setup(
             "**/*.sh",
             "**/*.in",
             "**/*.css",
+            "**/*.js",
             "config/configuration.md",
             "py.typed",
         ],

@@ -51,6 +51,7 @@ class MetricsConfig:
 
     listen: str = attrs.field(default="", validator=_is_address)  # an address with a port; port 0: any
     page: bool = False  # true: a page for people too, at the same address
+    screens: bool = False  # true: pages with screen and keyboard of VMs, for those who send the token
     # PEM files: the server's certificate followed by the intermediate ones, and its key. Empty: no TLS.
     certificate_file: str = attrs.field(default="", validator=_is_path)
     key_file: str = attrs.field(default="", validator=_is_path)
@@ -84,11 +85,16 @@ def metrics_faults(metrics: MetricsConfig) -> list[str]:
     faults = []
     if bool(metrics.certificate_file) != bool(metrics.key_file):
         faults.append("metrics.certificate_file: it and metrics.key_file have to be given together")
-    if not metrics.listen and (metrics.page or metrics.certificate_file or metrics.token_file):
+    wants = metrics.page or metrics.screens or metrics.certificate_file or metrics.token_file
+    if not metrics.listen and wants:
         faults.append("metrics.listen: it is missing; give the address at which this is served")
     elif metrics.page and not metrics.token_file and not ip_address(metrics.address[0]).is_loopback:
         faults.append(
             "metrics.page: the page shows the names of pods and the errors; at an address that is not the "
             "node's own, such as 127.0.0.1:9475, it needs metrics.token_file"
+        )
+    if metrics.listen and metrics.screens and not metrics.token_file:
+        faults.append(
+            "metrics.screens: who sees a VM's screen has its keyboard, so that it needs metrics.token_file"
         )
     return faults

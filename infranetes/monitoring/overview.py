@@ -15,7 +15,7 @@ from infranetes.monitoring.recent_warnings import Warned
 from infranetes.observer import Launch
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.store.states import ContainerState
-from infranetes.pods.vm.guest_view import way_of
+from infranetes.pods.vm.guest_view import has_screen, way_of
 
 MAX_PODS = 500  # the newest; older ones are counted, not shown
 
@@ -47,6 +47,7 @@ class Pod:
     reach: str
     message: str
     way: str = ""  # by which its guest without our agent is reached; "": it has our agent
+    screen: bool = False  # whether there is a page with its screen
 
 
 @attrs.frozen
@@ -77,8 +78,17 @@ class Overview:
     warnings: Sequence[Warned]  # the newest first
 
 
-def overview(node: ShownNode, now: float, launches: Iterable[Launch], warnings: Iterable[Warned]) -> Overview:
-    """Return the overview of the node as it is now. :param now: seconds since 1970 UTC."""
+def overview(
+    node: ShownNode,
+    now: float,
+    launches: Iterable[Launch],
+    warnings: Iterable[Warned],
+    *,
+    screens: bool = False,
+) -> Overview:
+    """Return the overview of the node as it is now.
+
+    :param now: seconds since 1970 UTC. :param screens: whether pages show the screens of VMs."""
     sandboxes = sorted(node.inventory, key=lambda one: one.record.created_at, reverse=True)
     count = Counter(node.providers.side_of(one.record).name for one in sandboxes)
     sides = node.providers
@@ -89,7 +99,7 @@ def overview(node: ShownNode, now: float, launches: Iterable[Launch], warnings: 
         version=runtime_version(),
         trouble=node.providers.trouble,
         providers=[Provider(side.name, side.trouble, count[side.name], len(side.orphans)) for side in sides],
-        pods=[_pod(node, one) for one in sandboxes[:MAX_PODS]],
+        pods=[_pod(node, one, screens) for one in sandboxes[:MAX_PODS]],
         more_pods=max(len(sandboxes) - MAX_PODS, 0),
         launches=list(launches)[::-1],
         pools=[_pool(pool) for pool in node.pools.all() if pool.target or pool.members or pool.drained],
@@ -97,7 +107,7 @@ def overview(node: ShownNode, now: float, launches: Iterable[Launch], warnings: 
     )
 
 
-def _pod(node: ShownNode, sandbox: Sandbox) -> Pod:
+def _pod(node: ShownNode, sandbox: Sandbox, screens: bool) -> Pod:
     record, instance, watch = sandbox.record, sandbox.instance, sandbox.watch
     states = [one.state for one in sandbox.containers.values()]
     return Pod(
@@ -113,6 +123,7 @@ def _pod(node: ShownNode, sandbox: Sandbox) -> Pod:
         address=record.address,
         reach=watch.reach.value if watch is not None else "",
         way=way_of(sandbox),
+        screen=screens and has_screen(node.providers, sandbox),
         message=sandbox.trouble,
     )
 

@@ -35,8 +35,12 @@ def style() -> bytes:
 
 def _thd_page(shown: Overview) -> bytes:
     """Return the page. This takes a while: call it in a thread."""
+    return flattened(_document(cast(Overview, _redacted(shown))))
+
+
+def flattened(document: Tag) -> bytes:
+    """Return the HTML of a document without Deferreds."""
     pages: list[bytes | Failure] = []
-    document = _document(cast(Overview, _redacted(shown)))
     flattenString(None, document).addBoth(pages.append)  # fires at once: there are no Deferreds in it
     (page,) = pages
     if isinstance(page, Failure):
@@ -139,12 +143,17 @@ def _pod(pod: Pod, now: float) -> Sequence[Cell]:
         _duration(now - pod.created_at),
         f"{pod.running} of {pod.containers} run" if pod.containers else "",
         pod.address,
-        f"{pod.vm} ({pod.provider})" if pod.vm else pod.provider,
+        _vm(pod),
         pod.size,
         _agent(pod),
         tags.code(pod.id[:_SHORT], title=pod.id),
         pod.message,
     )
+
+
+def _vm(pod: Pod) -> Cell:
+    words = f"{pod.vm} ({pod.provider})" if pod.vm else pod.provider
+    return tags.span(words, " ", tags.a("screen", href=f"screens/{pod.id}")) if pod.screen else words
 
 
 def _agent(pod: Pod) -> Cell:

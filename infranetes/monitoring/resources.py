@@ -38,6 +38,7 @@ class Content:
     body: bytes
     type: str = TEXT
     status: HTTPStatus = HTTPStatus.OK
+    policy: str = ""  # its Content-Security-Policy, in place of the strictest
 
 
 Make = Callable[[Request], Awaitable[Content]]
@@ -80,24 +81,41 @@ def _failed(failure: Failure, request: Request) -> None:
         _write(request, Content(b"it could not be made; the daemon's log says why\n", status=status))
 
 
-class Misdirected(Resource):
-    """Refuses every request. :param why: what is wrong with the host that they name."""
+class ShownBelow(Shown):
+    """Answers for all paths below its own, too."""
 
     isLeaf = True
 
-    def __init__(self, why: str) -> None:
+
+class Refusing(Resource):
+    """Refuses every request. :param why: what is wrong with it."""
+
+    isLeaf = True
+
+    def __init__(self, why: str, status: HTTPStatus) -> None:
         Resource.__init__(self)
         self._why = why
+        self._status = status
 
     def render(self, request: Request) -> int:
         """Refuse the request."""
-        _write(request, Content(f"{self._why}\n".encode(), status=HTTPStatus.MISDIRECTED_REQUEST))
+        _write(request, Content(f"{self._why}\n".encode(), status=self._status))
         return NOT_DONE_YET
+
+
+class Misdirected(Refusing):
+    """Refuses every request. :param why: what is wrong with the host that they name."""
+
+    def __init__(self, why: str) -> None:
+        Refusing.__init__(self, why, HTTPStatus.MISDIRECTED_REQUEST)
 
 
 def _write(request: Request, content: Content) -> None:
     request.setResponseCode(content.status)
-    for name, value in {**_HEADERS, "Content-Type": content.type}.items():
+    headers = {**_HEADERS, "Content-Type": content.type}
+    if content.policy:
+        headers["Content-Security-Policy"] = content.policy
+    for name, value in headers.items():
         request.responseHeaders.setRawHeaders(name, [value])
     request.responseHeaders.setRawHeaders("Content-Length", [str(len(content.body))])
     if request.method != b"HEAD":

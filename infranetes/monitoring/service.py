@@ -30,6 +30,7 @@ from infranetes.monitoring.overview import overview
 from infranetes.monitoring.page import CSS, HTML, _thd_page, style
 from infranetes.monitoring.recent_warnings import RecentWarnings
 from infranetes.monitoring.resources import Content, Misdirected, Shown, exposition, healthy, readiness
+from infranetes.monitoring.screens import Screens
 from infranetes.monitoring.site import QuietSite, Screen
 from infranetes_common.concurrency import deferred, run_in_thread
 from infranetes_common.errors import FailedPrecondition
@@ -63,6 +64,7 @@ class Monitoring(Service):
             metrics.know(name)
         self._lag = ReactorLag(reactor, metrics.lag.observe)
         self._warnings = RecentWarnings()
+        self._screens = Screens(reactor, node.inventory, node.providers)
         self._ports: list[IListeningPort] = []
 
     @deferred
@@ -110,6 +112,7 @@ class Monitoring(Service):
         if self._lag.running:
             self._lag.stopService()
         self._warnings.stop()
+        self._screens.stop()
         while self._ports:
             await maybeDeferred(self._ports.pop().stopListening)
 
@@ -126,11 +129,15 @@ class Monitoring(Service):
         root.putChild(b"metrics", Shown(metrics, token))
         if self._config.page:
             root.putChild(b"", Shown(self._page, token))
+        if self._config.page or self._config.screens:
             root.putChild(b"style.css", Shown(self._style, token))
+        if self._config.screens and token is not None:  # never without: `metrics_faults`
+            self._screens.add_to(root, token)
         return root
 
     async def _page(self, request: Request) -> Content:
-        shown = overview(self._node, self._reactor.seconds(), self._metrics.launches, self._warnings.kept)
+        now, warnings, screens = self._reactor.seconds(), self._warnings.kept, self._config.screens
+        shown = overview(self._node, now, self._metrics.launches, warnings, screens=screens)
         return Content(await run_in_thread(self._reactor, _thd_page, shown), HTML)
 
     async def _style(self, request: Request) -> Content:

@@ -22,14 +22,16 @@ from collections.abc import Callable
 from typing import cast
 
 from twisted.internet.interfaces import IAddress, ITCPTransport
-from twisted.internet.protocol import connectionDone
+from twisted.internet.protocol import Protocol, connectionDone
 from twisted.protocols.basic import LineReceiver
+from twisted.protocols.policies import ProtocolWrapper
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel, _GenericHTTPChannelProtocol
 from twisted.web.http import Request as HttpRequest
 from twisted.web.resource import Resource
 from twisted.web.server import Request, Site
 
+from infranetes_common.byte_connection import StreamTransport
 from infranetes_common.crowding import one_too_many, source_of
 
 MAX_CONNECTIONS = 64
@@ -87,10 +89,35 @@ class _Connection(HTTPChannel):
         """Close it at once."""
         cast(ITCPTransport, self.transport).abortConnection()
 
+    def leave(self) -> StreamTransport:
+        """Let go of the transport, which another protocol takes. Nothing is bounded here any more."""
+        self.setTimeout(None)  # type: ignore[no-untyped-call]
+        self.site.answering.discard(self)
+        transport = cast(StreamTransport, self.transport)
+        transport.unregisterProducer()
+        return transport
+
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.site.answering.discard(self)
         self.site.waiting.pop(self, None)
         HTTPChannel.connectionLost(self, reason)
+
+
+def hand_over(request: Request, taker: Protocol) -> None:
+    """Have another protocol take a request's connection. It begins with the request's head.
+
+    Twisted has no call for that: its own protocols replace each other in this way (startTLS, h2)."""
+    transport = cast(_Connection, request.channel).leave()
+    if isinstance(transport, ProtocolWrapper):  # TLS
+        transport.wrappedProtocol = taker
+    else:
+        transport.protocol = taker  # type: ignore[attr-defined]
+    taker.makeConnection(transport)
+    transport.resumeProducing()
+    lines = [b" ".join((request.method, request.uri, request.clientproto))]
+    for name, values in request.requestHeaders.getAllRawHeaders():
+        lines += [name + b": " + value for value in values]
+    taker.dataReceived(b"\r\n".join([*lines, b"", b""]))
 
 
 class QuietSite(Site):

@@ -27,6 +27,7 @@ from twisted.python.failure import Failure
 from wsproto.utilities import generate_accept_token
 
 from infranetes.streaming import protocols
+from infranetes.streaming.binarywire import BinaryWire
 from infranetes.streaming.channels import Flow, StreamTransport
 from infranetes.streaming.spdywire import SpdyWire
 from infranetes.streaming.websocketwire import WebSocketWire
@@ -63,7 +64,7 @@ class Refused(Exception):
 
 
 class Sessions(Protocol):
-    """The owner of connections, `infranetes.streaming.server.StreamingServer`."""
+    """The owner of connections, such as `infranetes.streaming.server.StreamingServer`."""
 
     def begin(self, connection: StreamingConnection, http: h11.Request) -> None:
         """Agree on an upgrade, and run the session.
@@ -89,7 +90,7 @@ class StreamingConnection(protocol.Protocol):
         self._timer: IDelayedCall | None = None
         self._turn: IDelayedCall | None = None  # handles the rest of the input
         self._seen = 0.0
-        self.wire: SpdyWire | WebSocketWire | None = None
+        self.wire: SpdyWire | WebSocketWire | BinaryWire | None = None
         self.session: Deferred[None] | None = None  # the session that uses the wire
         self.flow: Flow
 

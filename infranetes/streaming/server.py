@@ -93,7 +93,7 @@ class StreamingServer(Factory):
         self._endpoint = TCP4ServerEndpoint(reactor, port, interface=host)
         self._host, self._port = host, port
         self._advertise = advertise or host
-        self._tokens = Tokens(reactor)
+        self._tokens: Tokens[StreamRequest] = Tokens(reactor)
         self._listening: IListeningPort | None = None
         self._connections: dict[StreamingConnection, str] = {}  # whom each counts as, the oldest first
 

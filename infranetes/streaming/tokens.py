@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens in the URLs of streams: each stands for one request, can be used once, and soon expires."""
+"""Tokens in URLs: each stands for something that was asked for, can be used once, and soon expires."""
 
 from __future__ import annotations
 
 import secrets
+from typing import Generic, TypeVar
 
 import attrs
 from twisted.internet.interfaces import IReactorTime
 
-from infranetes.streaming.requests import StreamRequest
 from infranetes_common.errors import ResourceExhausted
 
 #: Seconds after which a token expires.
@@ -17,23 +17,26 @@ LIFETIME = 60.0
 MAX_OUTSTANDING = 1000
 
 
+RequestT = TypeVar("RequestT")
+
+
 @attrs.frozen
-class Ticket:
-    """The request that a token stands for. `kind` is exec, attach or portforward."""
+class Ticket(Generic[RequestT]):
+    """The request that a token stands for. `kind` is such as exec, attach or portforward."""
 
     kind: str
-    request: StreamRequest
+    request: RequestT
     expires: float
 
 
-class Tokens:
+class Tokens(Generic[RequestT]):
     """The outstanding tokens, of 192 random bits each."""
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
-        self._tickets: dict[str, Ticket] = {}  # in the order in which they expire
+        self._tickets: dict[str, Ticket[RequestT]] = {}  # in the order in which they expire
 
-    def issue(self, kind: str, request: StreamRequest) -> str:
+    def issue(self, kind: str, request: RequestT) -> str:
         """Return a new token.
 
         :raise ResourceExhausted: too many are outstanding.
@@ -47,7 +50,7 @@ class Tokens:
         self._tickets[token] = Ticket(kind, request, self._clock.seconds() + LIFETIME)
         return token
 
-    def redeem(self, kind: str, token: str) -> StreamRequest | None:
+    def redeem(self, kind: str, token: str) -> RequestT | None:
         """Return the request that `token` stands for; None if it is unknown, was used or has expired."""
         self._expire()
         ticket = self._tickets.pop(token, None)

@@ -62,6 +62,15 @@ def hypervisor_of(providers: Providers, sandbox: Sandbox) -> IHypervisor:
     return found
 
 
+def has_screen(providers: Providers, sandbox: Sandbox) -> bool:
+    """Return whether a pod's VM has a screen that can be connected to, as far as is known."""
+    try:
+        hypervisor_of(providers, sandbox).screen()
+    except InfranetesError:
+        return False
+    return True
+
+
 def way_of(sandbox: Sandbox) -> str:
     """Return by which way a pod's guest was reached last, or console; "": it has our agent, or no VM."""
     agent = sandbox.client
