@@ -33,7 +33,7 @@ APT_CLUSTER := docker-registry busybox-static mmdebstrap debian-archive-keyring 
 APT_DELEGATES := gcc libc6-dev conmon $(APT_CONTAINERD)
 APT_IMAGE := mmdebstrap e2fsprogs debian-archive-keyring
 # What the node's page is looked at with, and its test has pods of.
-APT_PAGE := chromium docker-registry busybox-static skopeo
+APT_PAGE := chromium novnc docker-registry busybox-static skopeo
 # What clouds' disks are made with.
 APT_DISK := fdisk e2fsprogs dosfstools mtools
 # What guests for tests are made with: the kernels themselves are only unpacked.
@@ -206,9 +206,9 @@ test-debian: proto apt-test tools ## Run the tests without VMs on Debian's own r
 	@/usr/bin/python3 -m tests --tier test --without tests.e2e $(TESTS)
 
 .PHONY: test-page
-test-page: venv proto ## Have Debian's Chromium, which is installed for that, look at a node's page: pods, launches, console, requests, a phone
+test-page: venv proto ## Have Debian's Chromium, which is installed for that, look at a node's page: pods, launches, console, requests, a phone; and at a VM's screen by noVNC
 	$(call need,$(APT_PAGE))
-	@$(BIN)/python -m tests --jobs 1 tests.infranetes.daemon.test_page
+	@$(BIN)/python -m tests --jobs 1 tests.infranetes.daemon.test_page tests.infranetes.monitoring.test_screens_browser
 
 .PHONY: test-promtool test-otelcol
 test-promtool: venv proto promtool ## Have Prometheus' promtool, which is built first, judge contrib/'s alerts and the daemon's metrics

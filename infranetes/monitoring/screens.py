@@ -261,6 +261,7 @@ def _document(sandbox: Sandbox, root: str, ticket: str) -> Tag:
             tags.meta(charset="utf-8"),
             tags.meta(name="viewport", content="width=device-width"),
             tags.title(f"{sandbox.pod}: Infranetes"),
+            tags.link(rel="icon", href="data:,"),  # none, which browsers would ask for
             tags.link(rel="stylesheet", href=f"{root}style.css"),
             tags.link(rel="stylesheet", href=f"{root}screen.css"),
             Tag("script", attributes={"type": "module", "src": f"{root}screen.js"}),

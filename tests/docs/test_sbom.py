@@ -22,6 +22,7 @@ LICENCES = {
     "GPL-3.0",
     "LGPL-2.1",
     "MIT",
+    "MPL-2.0",
     "ZPL-2.1",
 }
 

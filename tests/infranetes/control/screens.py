@@ -91,7 +91,7 @@ class ScreenCase(unittest.TestCase):
         self.hypervisor.picture = png()
         self.screen = Screen()
         await self._listen("screen", self.screen)
-        self.hypervisor.viewed = UNIXClientEndpoint(reactor, str(self.directory / "screen"))
+        self.view("screen")
         self.allowed = True
         node = self.world.node
         self.calls = ScreenCalls(self.world.clock, node.inventory, node.providers, lambda: self.allowed)
@@ -111,6 +111,10 @@ class ScreenCase(unittest.TestCase):
 
         globalLogPublisher.addObserver(heard)
         self.addCleanup(globalLogPublisher.removeObserver, heard)
+
+    def view(self, name: str) -> None:
+        """Have the VM's screen be what listens at a socket of this name."""
+        self.hypervisor.viewed = UNIXClientEndpoint(reactor, str(self.directory / name))
 
     async def _listen(self, name: str, factory: Factory) -> None:
         port = await UNIXServerEndpoint(reactor, str(self.directory / name)).listen(factory)

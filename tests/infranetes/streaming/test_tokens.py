@@ -6,6 +6,7 @@ from __future__ import annotations
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.streaming.requests import StreamRequest
 from infranetes.streaming.tokens import LIFETIME, MAX_OUTSTANDING, Tokens
 from infranetes_common.errors import ResourceExhausted
 from infranetes_common.wire import cri
@@ -16,7 +17,7 @@ REQUEST = cri.ExecRequest(container_id="c")
 class TokensTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
-        self.tokens = Tokens(self.clock)
+        self.tokens: Tokens[StreamRequest] = Tokens(self.clock)
 
     def test_a_token_is_good_once(self) -> None:
         token = self.tokens.issue("exec", REQUEST)
