@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from infranetes.kubernetes.cluster import Cluster
-from infranetes.pods.node.inventory import Inventory, PastSandbox, Sandbox
+from infranetes.pods.node.inventory import Inventory, Sandbox
+from infranetes.pods.node.meant import MAX_NAME, find_sandbox
 from infranetes.pods.store.states import WITH_VM
 from infranetes_common.errors import InvalidArgument, NotFound
 from infranetes_common.wire import control
-
-_MAX_NAME = 520
 
 
 def chosen(inventory: Inventory, pod: str) -> list[Sandbox]:
@@ -21,7 +20,7 @@ def chosen(inventory: Inventory, pod: str) -> list[Sandbox]:
     there = [each for each in inventory if each.record.state in WITH_VM]
     if not pod:
         return sorted(there, key=lambda each: each.pod)
-    pod = pod[:_MAX_NAME]
+    pod = pod[:MAX_NAME]
     found = [each for each in there if each.pod == pod or each.id.startswith(pod)]
     if not found:
         raise NotFound(f"no pod {pod!r} has a VM here: give its sandbox's id, or namespace/name")
@@ -29,27 +28,6 @@ def chosen(inventory: Inventory, pod: str) -> list[Sandbox]:
         ids = ", ".join(sorted(each.id for each in found)[:5])
         raise InvalidArgument(f"several sandboxes are meant by {pod!r}: {ids}; give one of these ids")
     return found
-
-
-def find_sandbox(inventory: Inventory, pod: str) -> Sandbox | PastSandbox:
-    """Return the sandbox that is meant: one that has a record, or else the newest that is gone.
-
-    :param pod: its id or the beginning of it, namespace/name, or the name alone.
-    :raise NotFound: there is none. :raise InvalidArgument: several pods are meant."""
-    pod = pod[:_MAX_NAME]
-    if not pod:
-        raise InvalidArgument("no pod is named: give its namespace/name, or its sandbox's id")
-    past = list(inventory.past)
-    for there in (list(inventory), past):
-        named = [each for each in there if pod in (each.pod, each.record.id)]
-        named = named or [each for each in there if pod == each.pod.partition("/")[2]]
-        found = named or [each for each in there if each.record.id.startswith(pod)]
-        if len({each.pod if named else each.record.id for each in found}) > 1:
-            several = ", ".join(sorted(f"{each.pod} ({each.record.id[:13]})" for each in found)[:5])
-            raise InvalidArgument(f"several pods are meant by {pod!r}: {several}; say which")
-        if found:
-            return max(found, key=lambda each: each.record.created_at)
-    raise NotFound(f"nothing is known of a pod {pod!r} here: give namespace/name, or its sandbox's id")
 
 
 def id_meant(inventory: Inventory, pod: str) -> str:

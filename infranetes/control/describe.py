@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from infranetes.control.chosen import find_sandbox
 from infranetes.control.service import past_pod, shown_pod
 from infranetes.machines.timeline import Timeline, bounded
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Container, PastSandbox
+from infranetes.pods.node.meant import find_sandbox
 from infranetes.pods.vm.guest_view import GuestView, look, way_of
 from infranetes_common.redaction import redacted
 from infranetes_common.wire import control

@@ -11,9 +11,10 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.control.visits import Visit, Visits, Words, present, vm_of
+from infranetes.control.visits import Visit, Visits, Words, vm_of
 from infranetes.machines.sessions import SessionCall
 from infranetes.pods.node.inventory import Inventory, Sandbox
+from infranetes.pods.node.meant import present_sandbox
 from infranetes.pods.store.states import SandboxState
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, to_grpc
@@ -47,7 +48,7 @@ class EnterCalls(ControlShellRpcs):
 
     def __init__(self, clock: IReactorTime, inventory: Inventory, allowed: Callable[[], bool]) -> None:
         self._inventory = inventory
-        self._visits = Visits(clock, inventory, allowed, MAX_SHELLS, _WORDS)
+        self._visits = Visits(clock, allowed, MAX_SHELLS, _WORDS)
 
     async def EnterPod(self, requests: Requests, call: Call) -> AsyncIterator[control.EnterPodResponse]:
         call.receive_ahead(AHEAD_BYTES)
@@ -73,7 +74,7 @@ class EnterCalls(ControlShellRpcs):
 
     def _meant(self, pod: str) -> Sandbox:
         """Return the sandbox whose VM is meant. :raise FailedPrecondition: it has none, or is not ready."""
-        meant = present(self._inventory, pod)
+        meant = present_sandbox(self._inventory, pod)
         if meant.state is SandboxState.READY and meant.client is None:
             raise FailedPrecondition(
                 f"sandbox {meant.id} has no VM yet: its image is the VM, which is made with its container"

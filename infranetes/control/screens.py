@@ -10,8 +10,9 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.control.visits import Visit, Visits, Words, present, vm_of
+from infranetes.control.visits import Visit, Visits, Words, vm_of
 from infranetes.pods.node.inventory import Inventory
+from infranetes.pods.node.meant import present_sandbox
 from infranetes.pods.node.sides import Providers
 from infranetes.pods.vm.guest_view import hypervisor_of
 from infranetes.pods.vm.screens import screen_of, screenshot
@@ -53,12 +54,12 @@ class ScreenCalls(ControlScreenRpcs):
         self._clock = clock
         self._inventory = inventory
         self._providers = providers
-        self._visits = Visits(clock, inventory, allowed, MAX_VIEWERS, _WORDS)
+        self._visits = Visits(clock, allowed, MAX_VIEWERS, _WORDS)
 
     async def Screenshot(
         self, request: control.ScreenshotRequest, call: Call
     ) -> AsyncIterator[control.ScreenshotResponse]:
-        sandbox = present(self._inventory, request.pod)
+        sandbox = present_sandbox(self._inventory, request.pod)
         vm = vm_of(sandbox)
         png = await screenshot(self._clock, hypervisor_of(self._providers, sandbox))
         for at in range(0, len(png), _PIECE_BYTES):
@@ -75,7 +76,7 @@ class ScreenCalls(ControlScreenRpcs):
         first = await self._visits.first(requests)
         if first is None or first.WhichOneof("input") != "start":
             raise InvalidArgument("the first message has to be the start")
-        sandbox = present(self._inventory, first.start.pod)
+        sandbox = present_sandbox(self._inventory, first.start.pod)
         hypervisor = hypervisor_of(self._providers, sandbox)
         begun = control.ConnectScreenResponse(begun=vm_of(sandbox))
         if first.start.only_check:

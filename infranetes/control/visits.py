@@ -16,12 +16,10 @@ from twisted.internet.defer import TimeoutError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from infranetes.control.chosen import find_sandbox
-from infranetes.pods.node.inventory import Inventory, PastSandbox, Sandbox
+from infranetes.pods.node.inventory import Sandbox
 from infranetes_common.concurrency import start
 from infranetes_common.errors import (
     DeadlineExceeded,
-    FailedPrecondition,
     InfranetesError,
     PermissionDenied,
     ResourceExhausted,
@@ -87,13 +85,11 @@ class Visits:
     def __init__(
         self,
         clock: IReactorTime,
-        inventory: Inventory,
         allowed: Callable[[], bool],
         most: int,
         words: Words,
     ) -> None:
         self._clock = clock
-        self._inventory = inventory
         self._allowed = allowed
         self._most = most
         self._words = words
@@ -146,14 +142,6 @@ class Visits:
         """End all visits, because the daemon stops."""
         for visit in list(self._open):
             visit.end(Unavailable(f"the daemon is stopping: {self._words.stopping}"))
-
-
-def present(inventory: Inventory, pod: str) -> Sandbox:
-    """Return the sandbox that is meant. :raise FailedPrecondition: it is gone; and as `find_sandbox`."""
-    meant = find_sandbox(inventory, pod)
-    if isinstance(meant, PastSandbox):
-        raise FailedPrecondition(f"sandbox {meant.record.id} is gone, and its VM with it")
-    return meant
 
 
 def vm_of(sandbox: Sandbox) -> control.VmOfPod:

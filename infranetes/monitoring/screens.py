@@ -23,12 +23,12 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request
 from twisted.web.template import Tag, tags
 
-from infranetes.control.chosen import find_sandbox
 from infranetes.monitoring.access import Token
 from infranetes.monitoring.page import CSS, HTML, flattened
 from infranetes.monitoring.resources import Content, Refusing, Shown, ShownBelow
 from infranetes.monitoring.site import hand_over
-from infranetes.pods.node.inventory import Inventory, PastSandbox, Sandbox
+from infranetes.pods.node.inventory import Inventory, Sandbox
+from infranetes.pods.node.meant import present_sandbox
 from infranetes.pods.node.sides import Providers
 from infranetes.pods.vm.guest_view import hypervisor_of
 from infranetes.pods.vm.screens import screen_of
@@ -113,9 +113,7 @@ class Screens:
         return Content(flattened(_document(sandbox, "../" * len(words), ticket)), HTML, policy=_POLICY)
 
     def _found(self, pod: str) -> tuple[Sandbox, IHypervisor]:
-        sandbox = find_sandbox(self._inventory, pod)
-        if isinstance(sandbox, PastSandbox):
-            raise NotFound(f"sandbox {sandbox.record.id} is gone, and its VM with it")
+        sandbox = present_sandbox(self._inventory, pod)
         return sandbox, hypervisor_of(self._providers, sandbox)
 
     async def _module(self, request: Request) -> Content:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from infranetes.monitoring.screens import NOVNC
 from infranetes_common.concurrency import deferred
+from infranetes_common.reactors import installed
 from tests.harness.needs import Need, Tier, find_program, needs
-from tests.infranetes.monitoring.test_screens import SECRET, PageCase, reactor
+from tests.infranetes.monitoring.test_screens import SECRET, PageCase
 from tests.support.chromium import Chromium, Page
 from tests.support.rfb import RfbServer
 from tests.support.waiting import until
 
+reactor = installed()
 RED = (255, 0, 0)
 STATUS = "document.getElementById('status')?.textContent"
 #: The colour in the middle of noVNC's canvas.
