@@ -25,6 +25,8 @@ MAX_ARGUMENTS = 256 * 1024  # bytes of a command
 AGENTS_OUTPUT = 16 << 20  # bytes that the agent keeps of each stream
 POLLS = 0.03, 1.0  # seconds from one look to the next: the first, and the longest
 GROWTH = 1.6
+START_SECONDS = 30.0
+INPUT_SPEED = 64 * 1024  # bytes a second that an emulated guest that is busy takes at the least
 LOST_SECONDS = 60.0  # for which a command is looked for whose agent does not answer
 KILL_SECONDS = 60.0
 MOST_KILLING = 50  # commands
@@ -89,10 +91,10 @@ class Commands:
         return await self._start(ways[-1], stdin)
 
     async def _start(self, command: Sequence[str], stdin: bytes = b"") -> int:
-        program, *arguments = command
-        request = Request(
-            "guest-exec", {"path": program, "arg": arguments, "capture-output": True}, stdin, total=180.0
-        )
+        program, *words = command
+        seconds = START_SECONDS + len(stdin) / INPUT_SPEED
+        arguments = {"path": program, "arg": words, "capture-output": True}
+        request = Request("guest-exec", arguments, stdin, silence=seconds, total=seconds)
         return await self._connection.ask(
             request, lambda answer: answers.started(answer, program), self._kill_later
         )

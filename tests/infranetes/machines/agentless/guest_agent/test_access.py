@@ -260,6 +260,15 @@ class LossTests(AccessCase):
         error = self.failureResultOf(running, Unavailable).value
         self.assertIn("started again", str(error))
 
+    def test_much_input_is_given_the_time_that_it_takes(self) -> None:
+        self.agent.always("guest-exec", SILENT)
+        running = start(self.run_("cat", seconds=1000, stdin=b"x" * MAX_STDIN))
+        self.wait(90)
+        self.programs.running[7] = ended(3)
+        self.agent.answer({"pid": 7})
+        self.wait(1)
+        self.assertEqual(self.successResultOf(running).exit_code, 3)
+
 
 class HostileTests(AccessCase):
     """Answers that are JSON and nonsense."""

@@ -234,6 +234,14 @@ class ReachTests(ConnectionCase):
             self.failureResultOf(reached, Unavailable)
             setattr(self.agent, setting, setting == "present")
 
+    def test_an_answer_that_never_ends_is_waited_for_no_longer_either(self) -> None:
+        self.agent.handlers["guest-ping"] = lambda arguments: SILENT
+        reached = self.reach(3)
+        for _ in range(33):
+            self.agent.send(b" ")
+            self.wait(0.1)
+        self.failureResultOf(reached, Unavailable)
+
     def test_others_are_told_at_once_meanwhile(self) -> None:
         self.agent.present = False
         reached = self.reach(300)

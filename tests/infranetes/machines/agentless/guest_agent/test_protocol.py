@@ -118,6 +118,14 @@ class SynchronisationTests(SynchronousTestCase):
                 self.assertFalse(talk.ready)
                 self.assertEqual(talk.receive(b'\xff{"return": 42}\n'), Answer())
 
+    def test_a_number_without_a_delimiter_is_none_after_a_wrong_one(self) -> None:
+        for wrong in (b'\xff{"return": 41}\n', b"\xff" + b"x" * 1000):
+            talk = conversation()
+            talk.synchronise()
+            talk.receive(wrong)
+            self.assertIsNone(talk.receive(b'{"return": 42}\n'))
+            self.assertFalse(talk.ready)
+
     def test_it_is_the_last_number_that_counts(self) -> None:
         talk = conversation(1, 2)
         talk.synchronise()
@@ -163,7 +171,9 @@ class AnswerTests(SynchronousTestCase):
     def test_one_is_asked_after_the_other(self) -> None:
         talk = ready()
         for number in range(3):
+            self.assertTrue(talk.ready)
             talk.ask(Request("guest-file-open"))
+            self.assertFalse(talk.ready)
             self.assertEqual(talk.receive(b'{"return": %d}\n' % number), Answer(number))
 
     def test_short_and_long_data_are_decoded(self) -> None:
