@@ -92,6 +92,9 @@ class Vm:
         detail = record.detail
         if state is InstanceState.ENDED and not detail:
             detail = _GONE
+        if state is InstanceState.RUNNING and record.guest is not None and record.guest.finished_at:
+            detail = f"its guest has ended with {record.guest.exit_code}"
+            detail += f": {record.guest.message}" if record.guest.message else ""
         return Instance(
             id=record.id,
             token=record.token,

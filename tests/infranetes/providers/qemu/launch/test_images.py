@@ -160,7 +160,9 @@ class ImageLaunchTests(LaunchCase, TestCase):
         await hypervisor.console.write(b"O")
         await self.until(lambda: hypervisor.console.ended, "the guest has ended")
         self.assertEqual(self.pids(instance), [], "its memory is given back")
-        self.assertEqual(await self.within(provider.get(instance.id)), instance)
+        after = await self.within(provider.get(instance.id))
+        self.assertEqual(attrs.evolve(after, detail=""), instance)
+        self.assertEqual(after.detail, "its guest has ended with 0")
         await self.within(provider.wait_running(instance.id, 1.0))
         other = await self.prepared_vm(provider)
         self.assertNotEqual(other.address, instance.address, "its address stays its own")
@@ -173,7 +175,7 @@ class ImageLaunchTests(LaunchCase, TestCase):
         self.assertEqual(list(await provider.shown_disks(instance.id)), [])
         next_provider = await self.restarted(provider)
         assert isinstance(next_provider, QemuProvider)
-        self.assertEqual(await self.within(next_provider.get(instance.id)), instance)
+        self.assertEqual(await self.within(next_provider.get(instance.id)), after)
         self.assertEqual(ended, [])
         await self.within(next_provider.destroy(instance.id))
         self.assertNotIn(instance.id, [each.id for each in await self.within(next_provider.list())])
@@ -364,6 +366,7 @@ class HardwareTests(LaunchCase, TestCase):
             self.assertIs((await hypervisor.execute()).state, GuestState.RUNNING, hardware)
             await self.within(provider.destroy(instance.id))
 
+    @slow(15, "six guests boot")
     async def test_a_guest_boots_by_bios_from_each_bus(self) -> None:
         provider = await self.image_provider()
         for chipset, bus in (
