@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
+import struct
 import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -25,6 +29,22 @@ def fetched(url: str) -> str:
     """Return what is at a URL."""
     with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310  it is http
         return str(answer.read().decode())
+
+
+def screen_size(port: int) -> tuple[int, int]:
+    """Return width and height of the screen at a port, as RFB tells them to a viewer that shares it."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as viewer, viewer.makefile("rwb") as rfb:
+
+        def exchanged(said: bytes, size: int) -> bytes:
+            rfb.write(said)
+            rfb.flush()
+            return rfb.read(size)
+
+        kinds = exchanged(rfb.read(12), 1)[0]  # of authentication: none alone
+        assert rfb.read(kinds) == b"\x01"
+        assert exchanged(b"\x01", 4) == bytes(4)
+        width, height = struct.unpack(">HH", exchanged(b"\x01", 4))
+        return width, height
 
 
 @needs_guests("tiny.qcow2")
@@ -132,6 +152,39 @@ class TinyGuestTests(ImagePodCase):
         request = cri.ExecSyncRequest(container_id=container, cmd=["ls"], timeout=30)
         why = await self.refused(Code.FAILED_PRECONDITION, self.runtime.ExecSync(request, timeout=60.0))
         self.assertIn("kubectl attach", why)
+
+    async def test_its_screen_is_shown_and_used(self) -> None:
+        self.config["control"] = {"enter": True}
+        await self.begun()
+        [pod] = (await self.asked("pods"))["pods"]
+        self.assertEqual((pod["agent"], pod["way"]), ("live", "console"))
+        guest = (await self.asked("describe", "web"))["guest"]
+        self.assertEqual((guest["way"], guest["state"]), ("none", "running"))
+        picture = self.root / "web.png"
+        shown = await self.asked("screenshot", "web", "--output", str(picture))
+        self.assertEqual(shown["bytes"], picture.stat().st_size)
+        self.assertGreaterEqual(shown["width"], 640)
+        relay = subprocess.Popen(self.ctl("vnc", "web"), stdout=subprocess.PIPE)
+        self.addCleanup(relay.wait)
+        self.addCleanup(relay.kill)
+        assert relay.stdout is not None
+        self.addCleanup(relay.stdout.close)
+        at = json.loads(await deferToThread(relay.stdout.readline))
+        for _ in range(2):
+            self.assertEqual(await deferToThread(screen_size, at["port"]), (shown["width"], shown["height"]))
+        relay.send_signal(signal.SIGTERM)
+
+    def ctl(self, *words: str) -> list[str]:
+        """Return a command of infranetes-ctl that answers with JSON."""
+        program = [sys.executable, "-m", "infranetes.ctl.cli", "--config", str(self.root / "infranetes.toml")]
+        return [*program, "--json", *words]
+
+    async def asked(self, *words: str) -> Any:  # Any: JSON
+        """Return what infranetes-ctl answers."""
+        done = await deferToThread(
+            subprocess.run, self.ctl(*words), stdout=subprocess.PIPE, check=True, timeout=100
+        )
+        return json.loads(done.stdout)
 
     async def until_not_ready(self, sandbox: str) -> None:
         """Wait until a sandbox is not ready."""
