@@ -41,8 +41,8 @@ class _Heard(Protocol):
             self.first.callback(data)
 
 
-class HypervisorContract(_Base):
-    """The promises of `IHypervisor`, and of its `IConsole`."""
+class HypervisorHelpers(_Base):
+    """The hooks for an implementation, and helpers."""
 
     seconds: ClassVar[float] = 30.0  # until anything has happened
     console_size: ClassVar[int]  # bytes of a console that are kept
@@ -63,6 +63,10 @@ class HypervisorContract(_Base):
 
     async def destroy(self, hypervisor: IHypervisor) -> None:
         """Destroy the VM."""
+        raise NotImplementedError
+
+    async def inserted(self, hypervisor: IHypervisor) -> list[bytes]:
+        """Return the CDs in the VM's drives, as the guest reads them."""
         raise NotImplementedError
 
     # Helpers.
@@ -110,6 +114,10 @@ class HypervisorContract(_Base):
         await self.refused(Unavailable, hypervisor.screenshot())
         await hypervisor.console.changed().addTimeout(self.seconds, reactor)
         return status
+
+
+class HypervisorContract(HypervisorHelpers):
+    """The promises of `IHypervisor`, and of its `IConsole`."""
 
     # Its power.
 
@@ -261,10 +269,6 @@ class HypervisorContract(_Base):
         self.assertEqual(await hypervisor.console.read(0, 100), HELLO + BYE)
 
     # Its CDs.
-
-    async def inserted(self, hypervisor: IHypervisor) -> list[bytes]:
-        """Return the CDs in the VM's drives, as the guest reads them."""
-        raise NotImplementedError
 
     async def test_cds_are_inserted_exchanged_and_taken_out(self) -> None:
         hypervisor = await self.prepared()

@@ -348,10 +348,10 @@ class Hypervisor:
             raise Unavailable(f"the guest of VM {self._vm.record.id} has ended")
         return await self._vm.monitor(self._reactor)
 
-    async def _command(self, name: str, seconds: float = _SECONDS) -> object:
+    async def _command(self, name: str, seconds: float = 0.0) -> object:
         """Have QEMU do something. :raise Unavailable: it does not answer, or refuses."""
         try:
-            answer: object = await (await self._monitor()).qmp.execute(name, seconds)
+            answer: object = await (await self._monitor()).qmp.execute(name, seconds or _SECONDS)
             return answer
         except Unavailable:
             raise
