@@ -321,6 +321,13 @@ class NameTests(CatalogueCase):
         self.assertEqual([base.has_agent for base in bases], [False, True])
         self.assertEqual(bases[0].path, bases[1].path)
 
+    async def test_the_format_that_is_configured_counts(self) -> None:
+        """A guest may have written the mark of another one."""
+        self.server.content = b"QFI\xfb" + bytes(2000)
+        config = MachineImageConfig(url=self.url, sha256=sha256(self.server.content), format="raw")
+        image = await self.pulled(await self.new({"debian:12": config}))
+        self.assertEqual((await self.catalogue.base(image.id)).format, DiskFormat.RAW)
+
     async def test_a_changed_configuration_counts_from_the_next_pull_on(self) -> None:
         store = await self.new()
         self.catalogue.reconfigure({}, ImagesConfig())

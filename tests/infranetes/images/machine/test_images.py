@@ -154,6 +154,14 @@ class BaseTests(MachineCase):
             before.seek(0)
             self.assertEqual(before.read(7), b"changed")  # a VM that has it keeps what it has
 
+    async def test_an_image_that_can_not_be_recorded_leaves_another_ones_base(self) -> None:
+        disk = self.qcow2()
+        base = await self.machine.base(await self.pulled({"disk/a.qcow2": disk}))
+        (self.directory / "machines" / "bases.json.new").mkdir()  # in the way
+        artifact = await self.store.pull(self.registry.push("artifact", "1", oci.disk(disk)))
+        await self.fails(FailedPrecondition, self.machine.base(artifact))
+        self.assertEqual(base.path.read_bytes(), disk)
+
     async def test_a_directory_that_somebody_removed_is_told(self) -> None:
         image = await self.pulled({"disk/a.qcow2": self.qcow2()})
         (self.directory / "machines" / "new").rmdir()
