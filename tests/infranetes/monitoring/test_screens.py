@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import maybeDeferred
-from twisted.internet.endpoints import TCP4ClientEndpoint
+from twisted.internet.endpoints import TCP4ClientEndpoint, wrapClientTLS
+from twisted.internet.interfaces import IStreamClientEndpoint
+from twisted.internet.ssl import optionsForClientTLS
 from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 from wsproto.connection import Connection, ConnectionType
@@ -28,6 +31,7 @@ from infranetes_common.config import structure
 from tests.infranetes.control.screens import GREETING, ScreenCase, reactor
 from tests.infranetes.monitoring.client import Answer, get
 from tests.support.waiting import until
+from tests.txgrpc.certificates import Authority
 
 SECRET = "0123456789abcdef0123456789abcdef"
 TOKEN = {"Authorization": f"Bearer {SECRET}"}
@@ -90,6 +94,7 @@ class PageCase(ScreenCase):
         token.write_text(SECRET)
         token.chmod(0o600)
         table = {"listen": "127.0.0.1:0", "page": True, "screens": True, "token_file": str(token)}
+        table |= self.tls()
         config = structure(table, MetricsConfig, source="metrics")
         self.serving = Monitoring(reactor, config, self.world.shown, Metrics())
         self.serving._screens.novnc = self.novnc
@@ -108,8 +113,19 @@ class PageCase(ScreenCase):
         globalLogPublisher.addObserver(heard)
         self.addCleanup(globalLogPublisher.removeObserver, heard)
 
+    scheme = "http"
+    trust: ssl.SSLContext | None = None
+
+    def tls(self) -> Mapping[str, str]:
+        """Return what more is configured."""
+        return {}
+
+    def endpoint(self) -> IStreamClientEndpoint:
+        """Return where the pages are."""
+        return TCP4ClientEndpoint(reactor, "127.0.0.1", self.port)
+
     async def get(self, path: str, headers: Mapping[str, str] = TOKEN) -> Answer:
-        return await get(f"http://127.0.0.1:{self.port}/{path}", headers)
+        return await get(f"{self.scheme}://localhost:{self.port}/{path}", headers, trust=self.trust)
 
     async def ticket(self, pod: str = "default/web") -> str:
         page = await self.get(f"screens/{pod}")
@@ -120,12 +136,11 @@ class PageCase(ScreenCase):
 
     async def ask(self, ticket: str, **headers: str) -> tuple[ByteConnection, str]:
         """Ask for a WebSocket. Return the connection, and the answer's head."""
-        endpoint = TCP4ClientEndpoint(reactor, "127.0.0.1", self.port)
-        connection = await connected(endpoint, "the page's server")
+        connection = await connected(self.endpoint(), "the page's server")
         self.addCleanup(connection.abort)
         fields = {
             "Host": f"127.0.0.1:{self.port}",
-            "Origin": f"http://127.0.0.1:{self.port}",
+            "Origin": f"{self.scheme}://127.0.0.1:{self.port}",
             "Connection": "keep-alive, Upgrade",
             "Upgrade": "websocket",
             "Sec-WebSocket-Version": "13",
@@ -269,6 +284,44 @@ class SocketTests(PageCase):
         await self.viewer()
         await self.serving.stopService()
         await until(lambda: self.screen.gone == 1, "the VM's connection is closed")
+
+
+class TlsTests(PageCase):
+    """The same over TLS."""
+
+    scheme = "https"
+
+    def tls(self) -> Mapping[str, str]:
+        self.authority = Authority("tests")
+        certificate, key = self.authority.issue("localhost")
+        self.trust = ssl.create_default_context(cadata=self.authority.pem.decode())
+        files = {"certificate_file": certificate + self.authority.pem, "key_file": key}
+        for name, content in files.items():
+            (self.directory / name).write_bytes(content)
+            (self.directory / name).chmod(0o600)
+        return {name: str(self.directory / name) for name in files}
+
+    def endpoint(self) -> IStreamClientEndpoint:
+        trust = optionsForClientTLS("localhost", trustRoot=self.authority.certificate)
+        found: IStreamClientEndpoint = wrapClientTLS(trust, super().endpoint())
+        return found
+
+    async def test_much_goes_in_and_out_until_the_viewer_leaves(self) -> None:
+        viewer, sent = await self.viewer(), os.urandom(2_000_000)
+        sending = start(viewer.send(BytesMessage(data=sent)))
+        self.assertEqual(await viewer.shows(len(sent)), sent)
+        await sending
+        await viewer.send(CloseConnection(code=1000))
+        await until(lambda: self.screen.gone == 1, "the VM's connection is closed")
+
+    async def test_a_vm_that_closes_the_connection_closes_the_websocket(self) -> None:
+        viewer = await self.viewer()
+        self.screen.connected[0].close()
+        await viewer.closed()
+
+    async def test_what_is_refused(self) -> None:
+        self.assertIn("404 Not Found", (await self.ask("none"))[1])
+        self.assertIn("400 Bad", (await self.ask(await self.ticket(), Upgrade="h2c"))[1])
 
 
 class ConfigTests(SynchronousTestCase):
