@@ -22,6 +22,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     # Each emulated VM keeps a processor busy, and all VMs share one template and one guest image.
     "tests.e2e.test_clocks": ("real VMs", "host ports"),
     "tests.e2e.test_cloud_disks": ("real VMs",),
+    "tests.e2e.test_debian_pods": ("real VMs", "host ports"),
     "tests.e2e.test_demo": ("real VMs",),
     "tests.e2e.test_disk_troubles": ("real VMs",),
     "tests.e2e.test_docker": ("real VMs", "host ports"),
