@@ -23,7 +23,7 @@ from infranetes.machines.agentless.ssh.keys import key_blob, key_line
 from infranetes.machines.agentless.ssh.shells import check_posix
 from infranetes.machines.agentless.ssh.transport import Identity, another_key
 from infranetes.machines.sessions import SessionCall
-from infranetes_common.concurrency import run_in_thread, within
+from infranetes_common.concurrency import run_in_thread, sleep, within
 from infranetes_common.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 FILES_SECONDS = 120.0
 USAGE_SECONDS = 20.0
+LARGE_OUTPUT = 1024 * 1024  # bytes
 MANY_FILES = 200  # of which an archive is made in a thread
 ROOT = "root"
 
@@ -133,6 +134,8 @@ class SshAccess:
             else:
                 stdout, stderr = await collecting
             code = channel.exit_code()
+        if len(stdout) + len(stderr) > LARGE_OUTPUT:
+            await sleep(self._reactor, 0)  # it was copied once, and is again: each takes a turn
         return vmserver.ExecSyncResponse(stdout=stdout, stderr=stderr, exit_code=code)
 
     def session(self) -> SessionCall:
