@@ -40,6 +40,7 @@ BENCHES = {
     "fio": ("bench.fio", "what a volume carries, beside the same file on the node (QEMU)"),
     "attach": ("bench.attach", "a volume from its attachment until the pod's VM has it mounted (QEMU)"),
     "memory": ("bench.memory", "what idle pods take of the node's memory, and the guest of its own (QEMU)"),
+    "machines": ("bench.machines", "pods whose image is a VM of anybody's, beside plain QEMU (QEMU)"),
     "pool": ("bench.pool", "pods on a simulated cloud that boots for 45 s, with and without a warm pool"),
     "lives": ("bench.lives", "a soak test: 200 pods while the daemon is killed again and again"),
     "volumes": ("bench.volumes", "100 volumes at once on simulated clouds; a soak test of 200"),
@@ -59,6 +60,7 @@ _CLOUDS = ("aws", "azure", "gcp", "openstack", "vsphere")
 # Variants of a bench, each run instead of what the bench does by default.
 CHOICES = {
     "waits": ("pool",),
+    "machines": ("ways",),
     "memory": ("docker",),
     "lives": (
         *_CLOUDS,

@@ -39,7 +39,12 @@ class Client:
         await self._channel.close()
 
     async def run_pod(
-        self, name: str, logs: Path, annotations: Mapping[str, str] | None = None, uid: str = ""
+        self,
+        name: str,
+        logs: Path,
+        annotations: Mapping[str, str] | None = None,
+        uid: str = "",
+        handler: str = "",
     ) -> Pod:
         """Call RunPodSandbox. :param uid: the pod's; "" means that any will do."""
         config = cri.PodSandboxConfig(
@@ -49,7 +54,7 @@ class Client:
             labels={"app": "bench", "io.kubernetes.pod.name": name},
             annotations=dict(annotations or {}),
         )
-        request = cri.RunPodSandboxRequest(config=config)
+        request = cri.RunPodSandboxRequest(config=config, runtime_handler=handler)
         response = await self.runtime.RunPodSandbox(request, timeout=CALL_SECONDS)
         return config, response.pod_sandbox_id
 

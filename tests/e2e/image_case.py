@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,10 @@ class ImagePodCase(PodCase):
         self.config["images"] = {"insecure_registries": [self.registry.host]}
         await super().start(*flags, crash=crash)
 
-    async def pulled(self, name: str, disk: Path) -> str:
+    async def pulled(self, name: str, disk: Path, labels: Mapping[str, str] | None = None) -> str:
         """Push an image with this disk to the registry, and have the node pull it; return its reference."""
         layer = await deferToThread(oci.layer, {f"disk/{disk.name}": disk.read_bytes()})
-        built = await deferToThread(oci.image, [layer])
+        built = await deferToThread(oci.image, [layer], compression="", labels=labels)
         reference = str(await deferToThread(self.registry.push, name, "1", built))
         request = cri.PullImageRequest(image=cri.ImageSpec(image=reference))
         await self.image_service.PullImage(request, timeout=300.0)

@@ -49,13 +49,14 @@ class Machine:
         more: Sequence[str] = (),
         tap: int = -1,
         mac: str = "52:54:00:12:34:56",
+        accelerator: str = "tcg",
     ) -> None:
         """Start it. It executes, and ends by `end`.
 
         :param directory: for its files. :param memory: MiB. :param port: of the guest, for `thd_page`.
         :param more: arguments for QEMU.
         :param tap: the descriptor of the tap that its card is on; -1: it has a network of its own.
-        :param mac: its card's address.
+        :param mac: its card's address. :param accelerator: QEMU's.
         """
         self._serial = directory / f"serial-{os.urandom(4).hex()}"
         self._address = _free_port()
@@ -67,7 +68,14 @@ class Machine:
                 [
                     *("setpriv", "--pdeathsig", "KILL", "--", QEMU),
                     # One processor: with two that are emulated, a kernel has stood still while it booted.
-                    *("-machine", f"{chipset},accel=tcg", "-cpu", CPU, "-m", str(memory)),
+                    *(
+                        "-machine",
+                        f"{chipset},accel={accelerator}",
+                        "-cpu",
+                        "host" if accelerator == "kvm" else CPU,
+                        "-m",
+                        str(memory),
+                    ),
                     *("-nodefaults", "-display", "none", "-vga", "std", "-serial", "stdio"),
                     *("-chardev", f"socket,id=monitor,fd={monitor.fileno()}"),
                     *("-mon", "chardev=monitor,mode=readline"),

@@ -37,7 +37,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.e2e.test_upgrades": ("real VMs",),
     "tests.e2e.test_volumes": ("real VMs",),
     "tests.cluster": ("real VMs", "host ports", "Kubernetes"),
-    "tests.guests": ("real VMs",),
+    "tests.guests": ("real VMs", "host ports"),
     "tests.delegates": ("real VMs", "host ports"),
     "tests.workloads": ("real VMs", "host ports", "Kubernetes"),
     # route_localnet and the table that guards it exist once per network namespace.

@@ -25,6 +25,7 @@ MOST_TOUCHED = 1  # modules that run for a change and not for the day
 VMS: Sequence[Sequence[str]] = (
     (
         "test_pods",
+        "test_image_pods",
         "test_user_namespaces",
         "test_clocks",
         "test_sizes",
@@ -36,9 +37,13 @@ VMS: Sequence[Sequence[str]] = (
     ("test_qemu_provider", "test_docker", "test_namespaces"),
     ("test_volumes", "test_disk_troubles", "test_cloud_disks", "test_upgrades"),
 )
+#: Modules that have no days: their VMs boot what is only made for `make test-nightly`.
+AT_NIGHT = frozenset({"test_debian_pods"})
 #: Tests with real VMs by the paths whose change has them run at once.
 TOUCHED: Mapping[str, Sequence[str]] = {
     "infranetes/providers/qemu/": ("test_qemu_provider",),
+    "infranetes/images/machine/": ("test_image_pods",),
+    "infranetes/machines/agentless/": ("test_image_pods",),
     "infranetes/machines/": ("test_pods", "test_clocks"),
     "infranetes/pods/": ("test_pods",),
     "infranetes/volumes/": ("test_volumes",),
