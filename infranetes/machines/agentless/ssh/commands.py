@@ -36,9 +36,8 @@ class Commands:
         self._killing: set[Deferred[None]] = set()
 
     async def shell(self) -> Shell:
-        """Return the guest's shell. Its first use connects."""
-        async with self._channel() as (link, _):
-            return self._shell(link)
+        """Return the guest's shell. Connects if there is no connection."""
+        return shell_for(await self._connections.server(), self._sudo)
 
     @contextlib.asynccontextmanager
     async def running(self, command: Sequence[str], term: str = "") -> AsyncIterator[CommandChannel]:

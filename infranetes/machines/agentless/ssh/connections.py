@@ -155,6 +155,11 @@ class Connections:
                     raise
                 link.most = min(link.most, link.sessions)
 
+    async def server(self) -> str:
+        """Return the server's version; raises what `open` does."""
+        known = next((link for link in self._links if link.is_live), None)
+        return (known or await self._connect()).transport.server
+
     def _roomy(self) -> Link | None:
         return next((link for link in self._links if link.is_live and link.sessions < link.most), None)
 
