@@ -255,6 +255,7 @@ class Daemon(OrderedServices):
         reactor, config, node, sandboxes = self._reactor, self._config, self._pods.node, self._pods.sandboxes
         self._published, self._nfs = PublishedMounts(reactor), NfsMounts(reactor)
         self._volumes = PodVolumes(reactor, node.inventory, node.providers, self._published)
+        self._pods.containers.machine_images.roots = self._volumes
         self._firewalls = None
         if self._policies is not None:
             enforcer = FirewallEnforcer(node.providers.side_of)
@@ -294,8 +295,10 @@ class Daemon(OrderedServices):
         server = self._api_server
         objects = ApiServerObjects(self._reactor, server) if server is not None else None
         makers = NodeGuests(self._reactor, GuestSecrets(state_dir), objects)
-        lost = self._pods.sandboxes.lost
-        guests = Guests(self._reactor, node.inventory, node.handlers.of, memory, makers, lost, node.now)
+        lost, root_of = self._pods.sandboxes.lost, self._volumes.root_of
+        guests = Guests(
+            self._reactor, node.inventory, node.handlers.of, memory, makers, lost, node.now, root_of
+        )
         node.guests, self._pods.containers.machine_images.disks = guests, machines
         return guests
 

@@ -64,6 +64,7 @@ class NodeGuests:
         document = GuestDocument(
             facts.sandbox_id,
             choices,
+            instance_id=facts.root,
             hostname=facts.hostname,
             environment=facts.environment,
             files=files,

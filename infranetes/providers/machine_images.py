@@ -100,12 +100,13 @@ class Names:
 
 @attrs.frozen
 class BootDisk:
-    """A disk that a VM has from the start, beside its root."""
+    """A disk that a VM has from the start, and that outlives it."""
 
     serial: str  # up to 20 of [0-9a-zA-Z-], by which the guest finds it
     path: Path
     format: DiskFormat
     read_only: bool = False
+    volume: str = ""  # the id of the volume that it is, if it is one
 
 
 @attrs.frozen

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 from twisted.internet.defer import Deferred
 from zope.interface import Attribute, Interface
 
+if TYPE_CHECKING:
+    from infranetes.providers.machine_images import BaseDisk, BootDisk
+
 MAX_NAME = 128  # bytes of a name: CSI's limit
 FLEX_PREFIX = "flex."  # of the names of FlexVolumes; no volume that CSI makes has it
+ROOT_SERIAL = "root"  # of the disk that a VM boots; no volume that is attached to a running VM has it
 ZONE = "topology.kubernetes.io/zone"  # Kubernetes' label for the zone that something is in
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 
@@ -73,6 +77,29 @@ class ILendsDevices(Interface):
 
         :param path: without links.
         :raise FailedPrecondition: no pod may have it; the message says what to do."""
+
+
+class IKeepsRoots(Interface):
+    """Also provided by an `IVolumes` whose volumes can be roots of VMs that boot images of the node.
+
+    A VM that was launched with such a root has the volume attached from its launch on, for as long as it
+    exists: `attach` returns `ROOT_SERIAL` for it, and `detach` fails with `Unavailable` before that.
+    """
+
+    def root(volume_id: str, base: BaseDisk, replace: bool) -> Deferred[BootDisk]:
+        """Have a volume be a root made of an image, and return it as a disk to launch a VM with. Idempotent.
+
+        One that is all zeros is filled with the image's disk; one that was filled with it stays as it is,
+        with all that was written to it since. Both are known for as long as the volume exists. A filling that
+        was interrupted is begun anew by the next call. Cancelling ends it.
+
+        :param base: nobody removes it meanwhile.
+        :param replace: whether a volume that holds anything else is filled too, and loses that.
+        :raise NotFound: there is no such volume.
+        :raise FailedPrecondition: it holds something else, or is smaller than the image's disk, or a VM has
+            it, or it is being changed.
+        :raise DeadlineExceeded: it takes too long.
+        """
 
 
 class IVolumes(Interface):

@@ -13,6 +13,18 @@ def describe_device(index: int, device: cri.Device) -> str:
     return f"config.devices[{index}] ({device.host_path[:256]} at {device.container_path[:256]})"
 
 
+def is_root(device: cri.Device) -> bool:
+    """Whether a container's device is to be the root of its VM."""
+    return device.container_path.startswith("/") and not device.container_path.strip("/")
+
+
+def check_root(config: cri.ContainerConfig, device: cri.Device, volume: PublishedVolume) -> None:
+    """Check that a volume can be the root of a container's VM. :raise FailedPrecondition: it can't."""
+    check_device(config, volume)
+    if volume.read_only or "w" not in (device.permissions or "rwm"):
+        raise FailedPrecondition(f"volume {volume.volume} is read-only, and a root is written to")
+
+
 def check_mount(mount: cri.Mount, volume: PublishedVolume) -> None:
     """Check that a container may mount a volume. :raise FailedPrecondition: it may not."""
     if volume.raw:

@@ -13,6 +13,9 @@ there    attached, or on the    mounted, found,   a container: attach and mount 
          way there or back      or neither        the sandbox is stopped: unmount, detach, no record
                                                   the launch fails: the VM is destroyed, then detach
 there    its VM is gone                           detach, which then has nothing to do; no record
+
+A root of a VM that boots an image of the node is recorded before it is filled, and before there is a VM. It
+is the VM's from its launch on, is not mounted, and stays the VM's until that is gone.
 """
 
 from __future__ import annotations
@@ -31,10 +34,11 @@ from infranetes.pods.node.inventory import Container, Inventory, Sandbox
 from infranetes.pods.node.sides import Providers, ProviderSide
 from infranetes.pods.store.records import AttachmentRecord, Contents
 from infranetes.pods.store.states import SandboxState
-from infranetes.providers.volumes import IHasVolumes, IVolumes
+from infranetes.providers.machine_images import BaseDisk, BootDisk
+from infranetes.providers.volumes import ROOT_SERIAL, IHasVolumes, IKeepsRoots, IVolumes
 from infranetes.volumes import mounts
 from infranetes.volumes.at_launch import VolumesAtLaunch
-from infranetes.volumes.checks import check_device, check_mount, describe_device
+from infranetes.volumes.checks import check_device, check_mount, check_root, describe_device, is_root
 from infranetes.volumes.lent_devices import LentDevices
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import KeyedLock, within
@@ -106,6 +110,48 @@ class PodVolumes(PodFeature):
         """Have what is attached mounted too; that is not waited for."""
         self._at_launch.agent_answers(sandbox)
 
+    # ---- the root of a VM that boots an image
+
+    async def root(
+        self, sandbox: Sandbox, config: cri.ContainerConfig, base: BaseDisk, *, replace: bool
+    ) -> BootDisk | None:
+        """Return the volume that is the root of a container's VM, once it is one; None: it has none.
+
+        :raise InfranetesError: it can't be; names the device."""
+        for index, device in enumerate(config.devices):
+            if not is_root(device):
+                continue
+            with _named(describe_device(index, device)):
+                [found] = await self._find([device.host_path])
+                if (volume := _told(found)) is None:
+                    raise FailedPrecondition(
+                        "it is no volume of Infranetes, and nothing else can be the root of a VM: take a "
+                        "PersistentVolumeClaim of volumeMode: Block"
+                    )
+                check_root(config, device, volume)
+                side = self._providers.side_of(sandbox.record)
+                volumes = self._volumes_of(side)
+                if not IKeepsRoots.providedBy(volumes):
+                    raise no_roots(side.name)
+                async with self._in_work.held(volume.volume):
+                    await self._recorded(sandbox, volume, ROOT_SERIAL)
+                return await volumes.root(volume.volume, base, replace)
+        return None
+
+    def check_no_root(self, sandbox: Sandbox, config: cri.ContainerConfig) -> None:
+        """Check that no volume is to be the root of a VM whose image is not on the node.
+
+        :raise FailedPrecondition: one is; names the device."""
+        for index, device in enumerate(config.devices):
+            if is_root(device):
+                with _named(describe_device(index, device)):
+                    raise no_roots(self._providers.side_of(sandbox.record).name)
+
+    def root_of(self, sandbox_id: str) -> str:
+        """Return the id of the volume that is the root of a sandbox's VM; "": none is."""
+        found = (each for each in self._records.values() if each.sandbox_id == sandbox_id)
+        return next((each.id for each in found if each.serial == ROOT_SERIAL), "")
+
     # ---- over a container's life
 
     async def prepare(self, container: Container, config: cri.ContainerConfig) -> cri.ContainerConfig:
@@ -131,15 +177,25 @@ class PodVolumes(PodFeature):
                     check_mount(mount, volume)
                     mount.host_path = await self._ensure_in_vm(container.sandbox, volume)
                     mount.readonly = mount.readonly or volume.read_only
+        roots = []
         for index, device in enumerate(changed.devices):
             with _named(describe_device(index, device)):
                 volume = _told(next(volumes)) or await self._lent.volume_at(device.host_path, provider)
                 if volume is None:
                     continue  # the device is the VM's own
                 check_device(changed, volume)
+                if is_root(device):
+                    if self.root_of(container.sandbox.id) != volume.volume:
+                        raise FailedPrecondition(
+                            f"volume {volume.volume} can't be the root of this VM: that is for pods whose "
+                            "image is the VM, from its boot on. Give it another devicePath"
+                        )
+                    roots.append(index)
                 device.host_path = await self._ensure_in_vm(container.sandbox, volume)
                 if volume.read_only:
                     device.permissions = (device.permissions or "rwm").replace("w", "") or "r"
+        for index in reversed(roots):
+            del changed.devices[index]  # the guest has it, and needs to be told nothing of it
         return changed
 
     async def _ensure_in_vm(self, sandbox: Sandbox, wanted: PublishedVolume) -> str:
@@ -198,12 +254,18 @@ class PodVolumes(PodFeature):
             await self._put(attrs.evolve(record, serial=serial))
         return serial
 
-    async def _recorded(self, sandbox: Sandbox, wanted: PublishedVolume) -> AttachmentRecord:
+    async def _recorded(
+        self, sandbox: Sandbox, wanted: PublishedVolume, serial: str = ""
+    ) -> AttachmentRecord:
         """Return the record that the volume is the sandbox's.
 
+        :param serial: of its disk, if the VM is to be launched with it.
         :raise FailedPrecondition: another pod has it."""
         record = self._records.get(wanted.volume)
         if record is not None and self._is_of(record, sandbox):
+            if record.instance_id != sandbox.record.instance_id:
+                record = attrs.evolve(record, instance_id=sandbox.record.instance_id)
+                await self._put(record)
             return record
         if record is not None:
             await self._end_if_free(record)
@@ -212,6 +274,7 @@ class PodVolumes(PodFeature):
             provider=self._providers.side_of(sandbox.record).name,
             sandbox_id=sandbox.id,
             instance_id=sandbox.record.instance_id,
+            serial=serial,
         )
         await self._put(record)
         return record
@@ -224,6 +287,8 @@ class PodVolumes(PodFeature):
         What fails is left to `vm_destroyed`."""
         await self._at_launch.end(sandbox)
         for record in self._of(sandbox):
+            if record.serial == ROOT_SERIAL:
+                continue
             async with self._in_work.held(record.id):
                 await self._unmount(sandbox, record)
                 await self._end(record)
@@ -303,7 +368,9 @@ class PodVolumes(PodFeature):
         return [record for record in self._records.values() if record.sandbox_id == sandbox.id]
 
     def _is_of(self, record: AttachmentRecord, sandbox: Sandbox) -> bool:
-        return (record.sandbox_id, record.instance_id) == (sandbox.id, sandbox.record.instance_id)
+        """Whether the volume is the sandbox's. A root becomes so before its VM has an id."""
+        early = record.serial == ROOT_SERIAL and not record.instance_id
+        return record.sandbox_id == sandbox.id and (early or record.instance_id == sandbox.record.instance_id)
 
     def _is_over(self, record: AttachmentRecord) -> bool:
         """Return whether the VM that the volume was recorded for certainly belongs to no sandbox any more."""
@@ -382,6 +449,14 @@ class PodVolumes(PodFeature):
         return side.provider.volumes
 
 
+def no_roots(provider: str) -> FailedPrecondition:
+    """Return the error for a volume that is to be a VM's root."""
+    return FailedPrecondition(
+        f"a volume can't be the root of a VM of {provider}, which boots images that it keeps itself: give "
+        "it another devicePath than /, or choose a RuntimeClass whose VMs run on the node"
+    )
+
+
 def _live_agent(sandbox: Sandbox) -> IAgent | None:
     """Return the agent of a sandbox's VM, if it is heard of now."""
     return sandbox.client if sandbox.watch is not None and sandbox.watch.live else None
@@ -404,6 +479,8 @@ def _told(found: PublishedVolume | InfranetesError | None) -> PublishedVolume | 
 
 async def _mounted(agent: IAgent, serial: str, wanted: PublishedVolume) -> str:
     """Have the agent mount a disk, or find it; return how it knows it as a host_path. Idempotent."""
+    if serial == ROOT_SERIAL:
+        return ""
     if wanted.raw:
         return await agent.find_disk(serial)
     options = checked_options(wanted.mount_flags)

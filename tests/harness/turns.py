@@ -34,7 +34,7 @@ VMS: Sequence[Sequence[str]] = (
         "test_units",
         "test_demo",
     ),
-    ("test_qemu_provider", "test_docker", "test_namespaces"),
+    ("test_qemu_provider", "test_docker", "test_namespaces", "test_root_volumes"),
     ("test_volumes", "test_disk_troubles", "test_cloud_disks", "test_upgrades"),
 )
 #: Modules that have no days: their VMs boot what is only made for `make test-nightly`.
@@ -47,6 +47,7 @@ TOUCHED: Mapping[str, Sequence[str]] = {
     "infranetes/machines/": ("test_pods", "test_clocks"),
     "infranetes/pods/": ("test_pods",),
     "infranetes/volumes/": ("test_volumes",),
+    "infranetes/providers/qemu/volumes/": ("test_root_volumes",),
     "infranetes/services/": ("test_networks",),
     "infranetes/policies/": ("test_networks",),
     "infranetes/guest/": ("test_pods",),

@@ -2,7 +2,8 @@
 """The program that handles what strangers made, with no right but to use its descriptors and compute.
 
     python -m infranetes.images.machine.worker ORDER          take a disk out of an image, or look at one
-    python -m infranetes.images.machine.worker ORDER PROGRAM… become a program that looks at one (qemu-img)
+    python -m infranetes.images.machine.worker ORDER PROGRAM… become a program that looks at one, or copies it
+                                                              (qemu-img)
 
 An order is JSON. `take` and `look` answer with JSON (`Answer`) on standard output; other ends are exit codes,
 with words on standard error.
@@ -43,7 +44,8 @@ class Order:
     :ivar layers: descriptors and compressions of an image's layers, lowest first; none: `file` is the source.
     :ivar file: a descriptor of a disk's file, which may be compressed.
     :ivar keep: a file that is not compressed is looked at and not written again.
-    :ivar target: a descriptor of an empty file for the disk; -1: nothing is written.
+    :ivar target: a descriptor of an empty file for the disk; -1: nothing is written. A program may open it
+        again, until whoever gave the order takes it back (fchown).
     :ivar format: that is said of the disk (`DiskFormat`); "": none is.
     :ivar architecture: of this node's VMs; "": any will do.
     """
@@ -144,8 +146,10 @@ def main(arguments: Sequence[str]) -> int:
     """Do what `arguments` order."""
     order, program = _parsed(arguments[0]), arguments[1:]
     if program:
-        bounds = _bounds(order.limits, _PROGRAM_THREADS, _PROGRAM_FILES, 0)
-        sandbox.enter_for_program(bounds, order.parent)
+        given = [order.target] if order.target >= 0 else []
+        written = order.limits.virtual_bytes if given else 0
+        bounds = _bounds(order.limits, _PROGRAM_THREADS, _PROGRAM_FILES, written)
+        sandbox.enter_for_program(bounds, order.parent, given)
         os.execv(program[0], [*program])  # noqa: S606
     written = order.limits.virtual_bytes + MIB
     sandbox.enter_placed(_bounds(order.limits, _THREADS, 3, written), order.parent)

@@ -106,7 +106,7 @@ class ContainerCreation:
             await self._node.store.put_container(container.record)
             config = await self._with_profiles(container.config)
             if sandbox.record.kind == MACHINE:
-                await self._machine_images.boot(sandbox, image)
+                await self._machine_images.boot(sandbox, image, config)
             await pin(sandbox)
             config = guests(config)
             if pages := pages_of(config.linux.resources):

@@ -52,7 +52,8 @@ class Guests(PodFeature):
     A sandbox is lost with its guest: a new one gets a VM of its own from the image.
 
     :param handler_of: returns a sandbox's handler. :param lost: records a READY sandbox as lost.
-    :param now: returns nanoseconds since 1970 UTC."""
+    :param now: returns nanoseconds since 1970 UTC.
+    :param root_of: returns the id of the volume that is the root of a sandbox's VM; "": none is."""
 
     name = "guests without our agent"
 
@@ -65,6 +66,7 @@ class Guests(PodFeature):
         makers: GuestMakers,
         lost: Callable[[Sandbox, str], None],
         now: Callable[[], int],
+        root_of: Callable[[str], str] = lambda sandbox_id: "",
     ) -> None:
         self._reactor = reactor
         self._inventory = inventory
@@ -74,6 +76,7 @@ class Guests(PodFeature):
         self._lost = lost
         self._watched: dict[str, Callable[[], None]] = {}  # by sandbox: what ends the watch of its guest
         self._now = now
+        self._root_of = root_of
 
     def agent(self, sandbox_id: str, host: str, provider: IBootsImages) -> IAgent:
         """Return what takes the agent's place in a sandbox's VM. :raise NotFound: there is no such VM."""
@@ -90,6 +93,7 @@ class Guests(PodFeature):
         async def configure(facts: PodFacts, files: Mapping[str, GuestFile]) -> GuestConfiguration:
             if not named:
                 facts = attrs.evolve(facts, hostname="")
+            facts = attrs.evolve(facts, root=self._root_of(sandbox_id))
             return await self._makers.configuration(facts, files, choices)
 
         parts = GuestParts(

@@ -22,10 +22,11 @@ from infranetes.pods.vm.sandbox_vm import machine_for
 from infranetes.providers import machine_annotations
 from infranetes.providers.annotations import read
 from infranetes.providers.hypervisor import IBootsImages
-from infranetes.providers.machine_annotations import GuestWay
-from infranetes.providers.machine_images import BaseDisk, ImageBoot, Names
+from infranetes.providers.machine_annotations import GuestWay, Root
+from infranetes.providers.machine_images import BaseDisk, BootDisk, ImageBoot, Names
 from infranetes_common.concurrency import Flight, settled, start
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
+from infranetes_common.wire import cri
 
 _log = Logger()
 
@@ -55,6 +56,18 @@ class MachineDisks(Protocol):
         :raise ResourceExhausted: there is no room for it."""
 
 
+class RootVolumes(Protocol):
+    """The volumes that are roots of VMs; see `infranetes.volumes.pod_volumes.PodVolumes`."""
+
+    async def root(
+        self, sandbox: Sandbox, config: cri.ContainerConfig, base: BaseDisk, *, replace: bool
+    ) -> BootDisk | None:
+        """Return the volume that is the root of a container's VM, once it is one; None: it has none."""
+
+    def check_no_root(self, sandbox: Sandbox, config: cri.ContainerConfig) -> None:
+        """Check that the container of a VM that boots a cloud's image has none."""
+
+
 def booted_from(image: Image) -> str:
     """Return what the record of a sandbox says that its VM was booted from."""
     return image.machine or image.id
@@ -66,10 +79,12 @@ class MachineImages:
     def __init__(self, node: NodeContext) -> None:
         self._node = node
         self.disks: MachineDisks | None = None  # of images that the node has; None: clouds have all of them
+        self.roots: RootVolumes | None = None  # None: no volume can be one
 
-    async def boot(self, sandbox: Sandbox, image: Image) -> None:
+    async def boot(self, sandbox: Sandbox, image: Image, config: cri.ContainerConfig) -> None:
         """Boot the sandbox's VM from `image`. Does nothing if it runs from that already.
 
+        :param config: the container's.
         :raise FailedPrecondition: the VM runs from another image, or the sandbox is being stopped.
         :raise InfranetesError: a step failed; the VM is destroyed."""
         if sandbox.state is SandboxState.BOOTING or is_being_vacated(sandbox):
@@ -83,22 +98,23 @@ class MachineImages:
             )
         self._node.providers.side_of(sandbox.record).check_ready()
         sandbox.aborted, sandbox.ending = "", None
-        sandbox.launching = Flight(self._record_and_launch(sandbox, image))
+        sandbox.launching = Flight(self._record_and_launch(sandbox, image, config))
         await sandbox.launching.join()
 
-    async def _record_and_launch(self, sandbox: Sandbox, image: Image) -> None:
+    async def _record_and_launch(self, sandbox: Sandbox, image: Image, config: cri.ContainerConfig) -> None:
         # A BOOTING sandbox without a `launching` flight counts as one that an earlier daemon left.
         record = sandbox.record.to(SandboxState.BOOTING, image=booted_from(image))
         try:
             await self._node.inventory.save(sandbox, record)
         except CancelledError:
             raise Unavailable(f"sandbox {sandbox.id}: {sandbox.aborted or 'the boot was ended'}") from None
-        await self._launch(sandbox, image)
+        await self._launch(sandbox, image, config)
 
-    async def _launch(self, sandbox: Sandbox, image: Image) -> None:
+    async def _launch(self, sandbox: Sandbox, image: Image, config: cri.ContainerConfig) -> None:
         try:
             async with AsyncExitStack() as held:
-                await launch(self._node, sandbox, self._undo, partial(self._prepared, sandbox, image, held))
+                prepare = partial(self._prepared, sandbox, image, config, held)
+                await launch(self._node, sandbox, self._undo, prepare)
         except Exception:
             if not sandbox.aborted and not self._node.stopping:
                 # The image may have been removed from the catalogue, in which case it has to be pulled anew.
@@ -106,12 +122,16 @@ class MachineImages:
                 self._node.inventory.note(check, f"whether image {image.id} still exists")
             raise
 
-    async def _prepared(self, sandbox: Sandbox, image: Image, held: AsyncExitStack) -> ImageBoot | None:
+    async def _prepared(
+        self, sandbox: Sandbox, image: Image, container: cri.ContainerConfig, held: AsyncExitStack
+    ) -> ImageBoot | None:
         """Return what the sandbox's VM boots; None: its cloud has the image.
 
         :param held: keeps the image's files, which may be removed meanwhile, until the VM has them open."""
         handler = self._node.handlers.of(sandbox.record)
         if not IBootsImages.providedBy(handler.side.provider):
+            if self.roots is not None:
+                self.roots.check_no_root(sandbox, container)
             return None
         if self.disks is None:
             raise FailedPrecondition(f"image {image.id} can't be booted: this node has no images of machines")
@@ -125,7 +145,11 @@ class MachineImages:
         config = sandbox.config
         dns = config.dns_config if config.dns_config.servers else await self._node.dns()
         names = Names(config.hostname, tuple(dns.servers), tuple(dns.searches))
-        return ImageBoot(base, hardware, read(annotations).disk, names=names)
+        root = None
+        if self.roots is not None:
+            replace = choices.guest.root is Root.REPLACE
+            root = await self.roots.root(sandbox, container, base, replace=replace)
+        return ImageBoot(base, hardware, read(annotations).disk, root, names=names)
 
     async def _undo(self, sandbox: Sandbox) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from ipaddress import IPv4Address
 from typing import Any, TypeVar
 
@@ -105,7 +106,9 @@ class QemuProvider:
         self._disks = Disks(reactor)
         attacher = VolumeAttacher(reactor, self._find, self._own_vms, self._to_the_end)
         directory = settings.volumes_dir or context.state_dir / self.name / "volumes"
-        self.volumes = QemuVolumes(reactor, directory, context.node, attacher, settings.devices)
+        self.volumes = QemuVolumes(
+            reactor, directory, context.node, attacher, settings.devices, settings.qemu_img
+        )
         self._resizer = Resizer(reactor, settings)
         self._preloaded = PreloadedImages(context, self._disks.show_first)
         self._under_way: list[Flight[Any]] = []  # Any: launches and destructions have different results
@@ -380,7 +383,8 @@ class QemuProvider:
                 network = await self._pod_network.subnet()
                 vm = await launcher.reserve(spec, network, self._vms)
             try:
-                await launcher.launch(vm, spec, template)
+                async with self._giving_root(spec):
+                    await launcher.launch(vm, spec, template)
             except Exception as error:
                 vm.launching = False
                 if not vm.paths.directory.exists():
@@ -388,6 +392,11 @@ class QemuProvider:
                 vm.changes.notify()
                 raise as_infranetes_error(error) from error
             return vm.instance()
+
+    def _giving_root(self, spec: InstanceSpec) -> AbstractAsyncContextManager[None]:
+        boot = spec.request.boot
+        root = boot.root.volume if boot is not None and boot.root is not None else ""
+        return self.volumes.being_given(root) if root else nullcontext()
 
     async def _wait_running(self, instance_id: str) -> Instance:
         while True:

@@ -34,7 +34,6 @@ from infranetes.providers.qemu.program import image_line
 from infranetes.providers.qemu.program.command_line import CommandLine
 from infranetes.providers.qemu.program.image_line import (
     ROOT,
-    ROOT_SERIAL,
     ImageDisk,
     ImageFd,
     ImageMachine,
@@ -51,6 +50,7 @@ from infranetes.providers.qemu.vm.record import DISK, Phase, VmRecord, VmRecords
 from infranetes.providers.qemu.vm.sizes import machine_size
 from infranetes.providers.qemu.vm.vm import Vm
 from infranetes.providers.qemu.volumes.opened import open_volume
+from infranetes.providers.volumes import ROOT_SERIAL
 from infranetes_common.commands import Command, check, find_program, thd_check
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
@@ -296,7 +296,7 @@ class _Opened:
         if disk.format is DiskFormat.QCOW2:
             self._files.add(fd, _locked(disk))
             return OpenDisk(fd, DiskFormat.QCOW2)
-        file = open_volume(disk.serial, disk.path, disk.read_only)
+        file = open_volume(disk.volume or disk.serial, disk.path, disk.read_only)
         self._files.add(fd, file.descriptor)
         is_device = stat.S_ISBLK(os.fstat(file.descriptor).st_mode)
         return OpenDisk(fd, DiskFormat.RAW, is_device, file.direct)

@@ -142,6 +142,7 @@ class Launcher:
             attachment=request.attachment,
             cgroup_parent=room.group_of(spec.sandbox_id, request.cgroup_parent, request.size),
             guest=Guest() if request.boot is not None else None,
+            root=_root_volume(request.boot),
         )
         vm = Vm(record, self._paths.of_vm(record, self._user))
         vm.launching = True
@@ -376,3 +377,7 @@ class Launcher:
             except OSError as error:
                 _log.warn("the console of VM {vm} can't be kept: {error}", vm=vm.record.id, error=str(error))
             shutil.rmtree(self._records.hide(vm.record.token), ignore_errors=True)
+
+
+def _root_volume(boot: ImageBoot | None) -> str:
+    return boot.root.volume if boot is not None and boot.root is not None else ""

@@ -32,10 +32,11 @@ from infranetes.providers.qemu.program.command_line import (
     SCSI,
     CommandLine,
 )
+from infranetes.providers.volumes import ROOT_SERIAL
 from infranetes_common.errors import InvalidArgument
 
 GUEST_AGENT_PORT = "org.qemu.guest_agent.0"
-ROOT, ROOT_SERIAL = "root", "root"  # the root disk's node, and what the guest sees of it
+ROOT = "root"  # the root disk's node
 ISO = "iso"  # the node of a CD to boot
 MOST_DISKS = 16  # that have a slot of the PCI bus each, and CDs
 _OWN_SCSI = "scsi1"

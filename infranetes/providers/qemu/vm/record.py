@@ -77,6 +77,7 @@ class VmRecord:
     cgroup_parent: str = ""  # the control group in which it counts, which its VmRequest may have named
     more_addresses: tuple[str, ...] = ()  # as in Instance
     guest: Guest | None = None  # None: it is a clone of the template
+    root: str = ""  # the id of the volume that is its root; "": its root goes with it
 
     @property
     def id(self) -> str:

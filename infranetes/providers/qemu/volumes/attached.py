@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The volumes that a running VM has as disks, at a target of its SCSI controller that is theirs alone.
 
-QEMU alone keeps which volumes a VM has, as with the disks of `vm.disks`:
+QEMU alone keeps which volumes a VM has, as with the disks of `vm.disks`, but for its root, if that is a
+volume: that is in the VM's record, and stays the VM's for as long as there is one.
 
 thing       named              made by
 descriptor  volume-SERIAL      add-fd        goes once the node has a descriptor of its own
@@ -28,11 +29,13 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes.providers.qemu.program.command_line import SCSI
+from infranetes.providers.qemu.program.image_line import ROOT
 from infranetes.providers.qemu.vm.connections import VmConnections
 from infranetes.providers.qemu.vm.disks import as_unavailable, entries
 from infranetes.providers.qemu.vm.vm import Vm
 from infranetes.providers.qemu.volumes import mirrors
 from infranetes.providers.qemu.volumes.opened import VolumeFile, make_direct, open_volume
+from infranetes.providers.volumes import ROOT_SERIAL
 from infranetes_common.concurrency import KeyedLock, deferred, run_in_thread, settled
 from infranetes_common.errors import (
     FailedPrecondition,
@@ -76,6 +79,9 @@ class AttachedVolumes:
         serial = serial_of(volume)
         async with self._vms_in_work.held(vm.record.token):
             vm.check_running("given volumes")
+            if vm.record.root == volume:
+                _check_mode(vm, volume, read_only, False)
+                return ROOT_SERIAL
             state = await self._tidied(vm)
             if serial in state.luns:
                 _check_mode(vm, volume, read_only, state.nodes.get(serial, read_only))
@@ -102,18 +108,21 @@ class AttachedVolumes:
     async def detach(self, vm: Vm, volume: str) -> None:
         """See `IVolumes`."""
         async with self._vms_in_work.held(vm.record.token):
+            if vm.record.root == volume:
+                raise Unavailable(
+                    f"volume {volume} is the root of VM {vm.record.id}: it is free once that VM is gone"
+                )
             if vm.usable:
                 await self._remove(vm, serial_of(volume), volume)
 
     async def resize(self, vm: Vm, volume: str, size: int) -> bool:
         """Make a VM see that a volume's file has become larger. Return whether it has the volume."""
-        serial = serial_of(volume)
         async with self._vms_in_work.held(vm.record.token):
-            if not vm.usable or serial not in (await self._read(vm)).luns:
+            if (node := await self._node_with(vm, volume)) is None:
                 return False
             monitor = await vm.monitor(self._reactor)
             try:
-                await monitor.qmp.execute("block_resize", node_name=_node_id(serial), size=size)
+                await monitor.qmp.execute("block_resize", node_name=node, size=size)
             except InfranetesError as error:
                 raise as_unavailable(vm, f"does not see the new size of volume {volume}", error) from error
         return True
@@ -123,13 +132,22 @@ class AttachedVolumes:
         copy's content; None: the VM has no such volume."""
         serial = serial_of(volume)
         async with self._vms_in_work.held(vm.record.token):
-            if not vm.usable or serial not in (await self._read(vm)).luns:
+            if (node := await self._node_with(vm, volume)) is None:
                 return None
-        return await mirrors.mirror(self._reactor, vm, serial, _node_id(serial), target, make_direct(target))
+        return await mirrors.mirror(self._reactor, vm, serial, node, target, make_direct(target))
 
     async def end_mirrors(self, vm: Vm) -> None:
         """End the copies of a VM's volumes that an earlier daemon began."""
         await mirrors.clear_all(self._reactor, vm)
+
+    async def _node_with(self, vm: Vm, volume: str) -> str | None:
+        """Return the name of QEMU's node of a volume; None: the VM does not have it."""
+        if not vm.usable:
+            return None
+        if vm.record.root == volume:
+            return ROOT
+        serial = serial_of(volume)
+        return _node_id(serial) if serial in (await self._read(vm)).luns else None
 
     async def _monitor_or_close(self, vm: Vm, file: VolumeFile) -> VmConnections:
         try:
@@ -248,6 +266,17 @@ class VolumeAttacher:
         except NotFound:
             return
         await self._to_the_end(self.volumes.detach(vm, volume))
+
+    def check_no_root(self, volume: str) -> None:
+        """Check that a volume is the root of no VM, even if its guest has ended.
+
+        :raise FailedPrecondition: it is one's."""
+        for vm in self._vms():
+            if vm.record.root == volume:
+                raise FailedPrecondition(
+                    f"volume {volume} is attached to a VM, {vm.record.id}, whose root it is: it is free once "
+                    "its pod is gone"
+                )
 
     @deferred
     async def mirror(self, volume: str, target: int) -> float:

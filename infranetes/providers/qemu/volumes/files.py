@@ -7,6 +7,7 @@ there: files, and links to block devices of the node, which are attached as they
 file         what it is
 ID.raw       a volume
 ID.source    what it began with, if that was a snapshot or another volume
+ID.root      the image whose disk it was filled with, if it is a VM's root (see `roots`)
 ID.raw.new   a volume that is being made; what a killed daemon has left is removed by the next one
 
 Everything here blocks.
@@ -43,6 +44,7 @@ from infranetes_common.errors import (
 MODE = 0o600
 _SUFFIX = ".raw"
 _SOURCE = ".source"
+_ROOT = ".root"
 _NEW = ".new"  # after the suffix: a file that is being made
 _ID = re.compile(r"[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?")
 _HASHED = "name-"
@@ -62,6 +64,17 @@ def id_of(name: str) -> str:
 def is_id(text: str) -> bool:
     """Return whether a volume, or snapshot, can have this id here."""
     return _ID.fullmatch(text) is not None
+
+
+@attrs.frozen
+class RootRecord:
+    """What is known of a volume that is a root.
+
+    :ivar digest: of the image's disk. :ivar whole: whether all of that is there; otherwise it is, or was,
+        being filled."""
+
+    digest: str
+    whole: bool
 
 
 class VolumeFiles:
@@ -95,7 +108,7 @@ class VolumeFiles:
         try:
             new.unlink(missing_ok=True)
             # Left by a volume whose file a person has removed.
-            self._source(volume_id).unlink(missing_ok=True)
+            self._forget(volume_id)
             write_file(new, size)
             new.replace(path)
             sync_directory(self.directory)
@@ -116,13 +129,18 @@ class VolumeFiles:
         self.keep(new, size)
         return new
 
-    def finish(self, volume_id: str, size: int, source: VolumeSource) -> VolumeDisk:
-        """Make a volume of the file that was begun."""
+    def finish(
+        self, volume_id: str, size: int, source: VolumeSource, root: RootRecord | None = None
+    ) -> VolumeDisk:
+        """Make a volume of the file that was begun. :param root: what is known of its content as a root."""
         new = self._new(volume_id)
         kind = "snapshot" if isinstance(source, FromSnapshot) else "volume"
         try:
             write_file(new, size)
+            self._forget(volume_id)
             replace_file(self._source(volume_id), json.dumps({kind: source.id}))
+            if root is not None:
+                self.put_root(volume_id, root)
             new.replace(self.path(volume_id))
             sync_directory(self.directory)
         except OSError as error:
@@ -157,11 +175,12 @@ class VolumeFiles:
         found = []
         for name in names:
             stem = name.removesuffix(_NEW)
-            volume_id = stem.removesuffix(_SUFFIX).removesuffix(_SOURCE)
-            alone = name == f"{volume_id}{_SOURCE}" and not self.path(volume_id).exists()
-            if is_id(volume_id) and (
-                alone or name in (f"{volume_id}{_SUFFIX}{_NEW}", f"{volume_id}{_SOURCE}{_NEW}")
-            ):
+            kind = next((each for each in (_SUFFIX, _SOURCE, _ROOT) if stem.endswith(each)), "")
+            volume_id = stem.removesuffix(kind)
+            if not kind or not is_id(volume_id):
+                continue
+            alone = kind != _SUFFIX and not self.path(volume_id).exists()
+            if alone or name != stem:
                 found.append(self.directory / name)
         return found
 
@@ -197,7 +216,7 @@ class VolumeFiles:
                 raise FailedPrecondition(f"{path} is no file: it has to be removed by hand")
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no VM can attach it from now on
             path.unlink(missing_ok=True)
-            self._source(volume_id).unlink(missing_ok=True)
+            self._forget(volume_id)
             sync_directory(self.directory)
         except BlockingIOError:
             raise FailedPrecondition(
@@ -240,6 +259,31 @@ class VolumeFiles:
             raise _no_volume(volume_id)
         return VolumeDisk(volume_id, size, source=self._began_with(volume_id))
 
+    def root(self, volume_id: str) -> RootRecord | None:
+        """Return what is known of a volume as a root; None: nothing.
+
+        :raise OSError: that can't be read. :raise FailedPrecondition: it can't be understood."""
+        path = self._root(volume_id)
+        try:
+            match json.loads(path.read_text()):
+                case {"image": str(digest), "whole": bool(whole)}:
+                    return RootRecord(digest, whole)
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            pass
+        raise FailedPrecondition(
+            f"{path} does not say what volume {volume_id} was made of; remove it, and the volume counts as "
+            "one that is no root"
+        )
+
+    def put_root(self, volume_id: str, record: RootRecord) -> None:
+        """Record what a volume is as a root, so that it is still known after a loss of power.
+
+        :raise OSError: it can't be written; what was recorded before is still there."""
+        content = json.dumps({"image": record.digest, "whole": record.whole})
+        replace_file(self._root(volume_id), content)
+
     def all(self) -> list[VolumeDisk]:
         found = []
         for volume_id in self._ids():
@@ -274,6 +318,14 @@ class VolumeFiles:
 
     def _source(self, volume_id: str) -> Path:
         return self.directory / f"{volume_id}{_SOURCE}"
+
+    def _root(self, volume_id: str) -> Path:
+        return self.directory / f"{volume_id}{_ROOT}"
+
+    def _forget(self, volume_id: str) -> None:
+        """Remove what is known of a volume beside its file."""
+        self._source(volume_id).unlink(missing_ok=True)
+        self._root(volume_id).unlink(missing_ok=True)
 
     def _began_with(self, volume_id: str) -> VolumeSource | None:
         try:

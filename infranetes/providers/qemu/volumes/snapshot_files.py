@@ -16,7 +16,9 @@ import os
 import shutil
 from pathlib import Path
 
-from infranetes.providers.qemu.volumes.files import as_error, is_id
+import attrs
+
+from infranetes.providers.qemu.volumes.files import RootRecord, as_error, is_id
 from infranetes.providers.volumes import VolumeSnapshot
 from infranetes_common.concurrency import replace_file, sync_directory
 from infranetes_common.errors import NotFound
@@ -54,6 +56,16 @@ class SnapshotFiles:
         except (ValueError, KeyError, TypeError):
             raise NotFound(f"{path / _ABOUT} does not say what snapshot {snapshot_id} is of") from None
 
+    def root(self, snapshot_id: str) -> RootRecord | None:
+        """Return what is known of a snapshot's content as a root; None: nothing."""
+        try:
+            match json.loads((self._path(snapshot_id) / _ABOUT).read_text()):
+                case {"root": {"digest": str(digest), "whole": bool(whole)}}:
+                    return RootRecord(digest, whole)
+        except (OSError, ValueError):
+            pass
+        return None
+
     def all(self) -> list[VolumeSnapshot]:
         found = []
         for name in self._names():
@@ -72,11 +84,16 @@ class SnapshotFiles:
             raise as_error(error, f"snapshot {snapshot_id} can't be made in {self._directory}") from None
         return partial / _DISK
 
-    def finish(self, snapshot_id: str, volume: str, created: float) -> VolumeSnapshot:
-        """Make what was begun a snapshot."""
+    def finish(
+        self, snapshot_id: str, volume: str, created: float, root: RootRecord | None = None
+    ) -> VolumeSnapshot:
+        """Make what was begun a snapshot. :param root: what is known of its content as a root."""
         partial = self._partial(snapshot_id)
         try:
-            replace_file(partial / _ABOUT, json.dumps({"volume": volume, "created": created}))
+            about: dict[str, object] = {"volume": volume, "created": created}
+            if root is not None:
+                about["root"] = attrs.asdict(root)
+            replace_file(partial / _ABOUT, json.dumps(about))
             partial.rename(self._path(snapshot_id))
             sync_directory(self._directory)
         except OSError as error:

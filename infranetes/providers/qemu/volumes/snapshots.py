@@ -98,7 +98,10 @@ class QemuSnapshots:
         target = await run_in_thread(self._reactor, self._files.begin, snapshot_id)
         try:
             created = await self._copies.of_volume(volume_id, path, target)
-            return await run_in_thread(self._reactor, self._files.finish, snapshot_id, volume_id, created)
+            root = await run_in_thread(self._reactor, self._volumes.root, volume_id)
+            return await run_in_thread(
+                self._reactor, self._files.finish, snapshot_id, volume_id, created, root
+            )
         finally:
             self._volumes.release(target)
             await run_in_thread(self._reactor, self._files.drop, snapshot_id)
@@ -126,7 +129,9 @@ class QemuSnapshots:
             target = await run_in_thread(self._reactor, self._volumes.begin, volume_id, size)
         try:
             await copy(target)
-            return await run_in_thread(self._reactor, self._volumes.finish, volume_id, size, source)
+            of = self._volumes.root if isinstance(source, FromVolume) else self._files.root
+            root = await run_in_thread(self._reactor, of, source.id)
+            return await run_in_thread(self._reactor, self._volumes.finish, volume_id, size, source, root)
         finally:
             await run_in_thread(self._reactor, self._volumes.drop, volume_id)
 

@@ -51,7 +51,7 @@ def copy(source: int, target: int, cancelled: Event) -> None:
     """
     size = os.fstat(source).st_size
     os.ftruncate(target, size)
-    for start, end in _data(source, size):
+    for start, end in data(source, size):
         while start < end:
             if cancelled.is_set():
                 raise Cancelled
@@ -74,7 +74,7 @@ def shared(descriptor: int) -> int:
             return found
 
 
-def _data(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+def data(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
     """Yield the ranges of a file that have data: the start and the end of each."""
     end = 0
     while end < size:

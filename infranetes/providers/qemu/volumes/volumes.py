@@ -9,19 +9,22 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 from twisted.internet.defer import DeferredLock
 from zope.interface import implementer
 
+from infranetes.providers.machine_images import BaseDisk, BootDisk
 from infranetes.providers.qemu.volumes.attached import VolumeAttacher
 from infranetes.providers.qemu.volumes.copies import Copies
 from infranetes.providers.qemu.volumes.files import VolumeFiles, id_of
 from infranetes.providers.qemu.volumes.lent_devices import LentDevices
 from infranetes.providers.qemu.volumes.room import UNIT
+from infranetes.providers.qemu.volumes.roots import Roots
 from infranetes.providers.qemu.volumes.snapshots import QemuSnapshots
-from infranetes.providers.volumes import IHasSnapshots, ILendsDevices, VolumeDisk
+from infranetes.providers.volumes import IHasSnapshots, IKeepsRoots, ILendsDevices, VolumeDisk
 from infranetes_common.concurrency import KeyedLock, deferred, run_in_thread, shielded
 from infranetes_common.reactors import IReactor
 
@@ -32,12 +35,12 @@ TOPOLOGY = "infranetes.io/node"
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 
-@implementer(IHasSnapshots, ILendsDevices)
+@implementer(IHasSnapshots, IKeepsRoots, ILendsDevices)
 class QemuVolumes:
     """See `IHasSnapshots`. Calls that change something are served one after the other, unless they copy.
 
     :param directory: made when first needed. :param node: the node's name. :param attacher: has the VMs.
-    :param devices: the block devices of the node that pods may have."""
+    :param devices: the block devices of the node that pods may have. :param qemu_img: the program."""
 
     unit = UNIT
 
@@ -48,6 +51,7 @@ class QemuVolumes:
         node: str,
         attacher: VolumeAttacher,
         devices: Sequence[str] = (),
+        qemu_img: str = "qemu-img",
     ) -> None:
         self._reactor = reactor
         self._attacher = attacher
@@ -57,6 +61,7 @@ class QemuVolumes:
         self._lock = DeferredLock()
         self._in_work: KeyedLock[str] = KeyedLock()
         self._copies = Copies(reactor, self._files, attacher, self._lock)
+        self._roots = Roots(reactor, self._files, qemu_img)
         self.snapshots = QemuSnapshots(
             reactor, self._files, self._copies, attacher, self._in_work, self._lock
         )
@@ -76,6 +81,7 @@ class QemuVolumes:
 
     async def _delete(self, volume_id: str) -> None:
         async with self._in_work.held(volume_id), self._copies.none_of(volume_id):
+            self._attacher.check_no_root(volume_id)
             await self._alone(self._files.delete, volume_id)
 
     @deferred
@@ -113,8 +119,19 @@ class QemuVolumes:
             await self._attacher.detach(instance_id, volume_id)
 
     @deferred
+    async def root(self, volume_id: str, base: BaseDisk, replace: bool) -> BootDisk:
+        self._attacher.check_no_root(volume_id)
+        async with self._copies.none_of(volume_id):
+            return await self._roots.root(volume_id, base, replace)
+
+    def being_given(self, volume_id: str) -> AbstractAsyncContextManager[None]:
+        """Let nothing copy a volume during the block, in which a VM gets it as its root."""
+        return self._copies.none_of(volume_id)
+
+    @deferred
     async def stop(self) -> None:
-        """End what is being copied."""
+        """End what is being copied, or filled."""
+        await self._roots.stop()
         await self._copies.stop()
 
     @deferred

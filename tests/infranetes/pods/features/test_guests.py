@@ -101,9 +101,10 @@ class _Nothing:
 
 
 class Makers:
-    """Makes what is known of guests. :ivar way: the way into each of them."""
+    """Makes what is known of guests. :ivar way: the way into each of them. :ivar facts: that they got."""
 
     def __init__(self) -> None:
+        self.facts: list[PodFacts] = []
         self.way = FakeWay()
         self.choices: list[GuestChoices] = []
 
@@ -116,6 +117,7 @@ class Makers:
     async def configuration(
         self, facts: PodFacts, files: Mapping[str, GuestFile], choices: GuestChoices
     ) -> _Nothing:
+        self.facts.append(facts)
         return _Nothing()
 
 
@@ -135,6 +137,10 @@ class GuestNode(FakeNode):
     def make_images(self) -> FakeImages:
         return ContainerDisks()
 
+    def root_of(self, sandbox_id: str) -> str:
+        """Return the volume that is the root of a sandbox's VM."""
+        return ""
+
     def made(self) -> None:
         super().made()
         node = self.node
@@ -146,6 +152,7 @@ class GuestNode(FakeNode):
             self.makers,
             self.sandboxes.lost,
             node.now,
+            self.root_of,
         )
         node.guests = guests
         self.join(guests)

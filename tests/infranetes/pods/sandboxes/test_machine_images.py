@@ -77,8 +77,10 @@ class BootTests(MachineImagesTestCase):
         id, _ = self.booted()
         sandbox, machines = self.world.node.inventory.sandbox(id), MachineImages(self.world.node)
         for _ in range(2):
-            self.do(machines.boot(sandbox, image(machine="machine-1")))
-        words = self.fails(start(machines.boot(sandbox, image(machine="machine-2"))), FailedPrecondition)
+            self.do(machines.boot(sandbox, image(machine="machine-1"), box()))
+        words = self.fails(
+            start(machines.boot(sandbox, image(machine="machine-2"), box())), FailedPrecondition
+        )
         self.assertIn("it is ready from image machine-1", words)
         self.assertEqual(len(self.provider.specs), 1)
 

@@ -20,6 +20,7 @@ from infranetes.providers.qemu.volumes import attached
 from infranetes.providers.qemu.volumes.attached import VolumeAttacher
 from infranetes.providers.qemu.volumes.opened import make_direct, open_volume
 from infranetes.providers.qemu.volumes.volumes import QemuVolumes
+from infranetes.providers.volumes import ROOT_SERIAL
 from infranetes_common.concurrency import Flight, start
 from infranetes_common.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
 from infranetes_common.volume_disks import TARGET, serial_of
@@ -91,6 +92,25 @@ class QemuAttachedTests(BareQemuCase, AttachedVolumesContract, TestCase):
 
     def file(self, volume: str) -> Path:
         return self.directory / f"{volume}.raw"
+
+    # ---- The root of a VM
+
+    async def test_the_root_of_a_vm_is_attached_for_as_long_as_that_exists(self) -> None:
+        attacher, machine, volume = await self.one()
+        vm = attacher.vms[machine]
+        vm.record = attrs.evolve(vm.record, root=volume)
+        for _ in range(2):
+            self.assertEqual(await attacher.attach(machine, volume, False), ROOT_SERIAL)
+            await self.fails(FailedPrecondition, attacher.attach(machine, volume, True))
+            self.assertIn("root", await self.fails(Unavailable, attacher.detach(machine, volume)))
+            await self.fails(FailedPrecondition, attacher.files.delete(volume))
+        self.assertEqual(await attacher.attached(machine), frozenset())
+        await self.end(attacher, machine)
+        await self.fails(Unavailable, attacher.detach(machine, volume))
+        await self.fails(FailedPrecondition, attacher.files.delete(volume))
+        del attacher.vms[machine]
+        await attacher.detach(machine, volume)
+        await attacher.files.delete(volume)
 
     # ---- How it is attached, and what can go wrong
 
