@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import attrs
+import yaml
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.daemon.guests import NodeGuests
@@ -82,6 +84,15 @@ class NodeGuestsTests(SynchronousTestCase):
         told = cd.files["user-data"].decode()
         for words in ("ssh-ed25519", "ssh_keys", "/etc/cloud/environment", "/etc/key", "abc"):
             self.assertIn(words, told)
+
+    def test_what_is_done_once_is_done_once_for_each_root_that_stays(self) -> None:
+        for facts, said in (
+            (FACTS, "s1"),
+            (attrs.evolve(FACTS, root="pvc-1"), "pvc-1"),
+            (attrs.evolve(FACTS, sandbox_id="s2", root="pvc-1"), "pvc-1"),
+        ):
+            (cd,) = self.cds(choices(), facts)
+            self.assertEqual(yaml.safe_load(cd.files["meta-data"])["instance-id"], said)
 
     def public_keys(self, facts: PodFacts = FACTS) -> set[str]:
         """Return the public keys that a guest is told."""

@@ -17,6 +17,7 @@ daemon fills it and nobody deletes it until both have let go of it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -37,7 +38,13 @@ from infranetes.providers.qemu.volumes.opened import open_volume
 from infranetes.providers.volumes import ROOT_SERIAL
 from infranetes_common.commands import Command, Running, find_program
 from infranetes_common.concurrency import run_in_thread
-from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError, Unavailable
+from infranetes_common.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InfranetesError,
+    ResourceExhausted,
+    Unavailable,
+)
 from infranetes_common.reactors import IReactor
 
 FILL_SECONDS = 1800.0
@@ -88,7 +95,7 @@ class Roots:
     async def _copy(self, filling: _Filling) -> None:
         program = find_program(self._qemu_img, "install Debian's qemu-utils")
         size = await run_in_thread(self._reactor, filling.thd_empty)
-        with _opened(filling.base.path, os.O_RDONLY | os.O_NONBLOCK) as source:
+        with _opened_base(filling.base) as source:
             inherited = [source, filling.descriptor]
             limits = DiskLimits(virtual_bytes=size, seconds=FILL_SECONDS)
             order = Order(os.getpid(), limits, target=filling.descriptor)
@@ -112,6 +119,11 @@ class Roots:
             await running.stop()
         if output.code < 0:
             raise Unavailable(f"qemu-img, which filled volume {filling.volume_id}, {output.how}; try again")
+        if output.code and os.strerror(errno.ENOSPC) in output.message():
+            raise ResourceExhausted(
+                f"{filling.directory} has no room for what volume {filling.volume_id} is filled with: make "
+                "room; the next attempt fills it anew"
+            )
         if output.code:
             raise InfranetesError(
                 f"volume {filling.volume_id} can't be filled from its image: qemu-img {output.how}: "
@@ -122,7 +134,8 @@ class Roots:
 class _Filling:
     """One volume that is looked at, and filled. Methods named thd_ block.
 
-    :ivar stop: set once nobody wants it any more. :ivar descriptor: the volume's, which holds its lock."""
+    :ivar stop: set once nobody wants it any more. :ivar descriptor: the volume's, which holds its lock.
+    :ivar directory: of the volumes."""
 
     def __init__(self, files: VolumeFiles, volume_id: str, base: BaseDisk, replace: bool) -> None:
         self.volume_id = volume_id
@@ -131,6 +144,7 @@ class _Filling:
         self.descriptor = -1
         self._files = files
         self._replace = replace
+        self.directory = files.directory
         self._path = Path()
         self._size = 0
 
@@ -217,6 +231,18 @@ class _Filling:
 def _image(format: DiskFormat, descriptor: int) -> str:
     file = f"file.driver=file,file.filename=/proc/self/fd/{descriptor},file.locking=off"
     return f"driver={format.value},{file}"
+
+
+@contextlib.contextmanager
+def _opened_base(base: BaseDisk) -> Iterator[int]:
+    with contextlib.ExitStack() as opened:
+        try:
+            descriptor = opened.enter_context(_opened(base.path, os.O_RDONLY | os.O_NONBLOCK))
+        except OSError as error:
+            raise FailedPrecondition(
+                f"the image's disk {base.path} can't be opened: {error.strerror}; pull the image again"
+            ) from error
+        yield descriptor
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from infranetes_common.errors import (
     FailedPrecondition,
     InfranetesError,
     NotFound,
+    ResourceExhausted,
     Unavailable,
 )
 from tests.harness.needs import needs_programs
@@ -37,6 +39,20 @@ from tests.support.failures import FailureAssertions
 
 MIB = 1 << 20
 _CONTENT = b"the image's disk".ljust(512) * 128
+# A daemon that fills a volume until it is killed.
+_KILLED = """
+from pathlib import Path
+from infranetes_common.reactors import installed
+reactor = installed()
+from infranetes.images.machine.disk import BaseDisk, DiskFormat
+from infranetes.providers.qemu.volumes.files import VolumeFiles
+from infranetes.providers.qemu.volumes.roots import Roots
+from infranetes_common.concurrency import start
+base = BaseDisk("sha256:other", Path({base!r}), DiskFormat.RAW, 1 << 20)
+roots = Roots(reactor, VolumeFiles(Path({directory!r})), {program!r})
+reactor.callWhenRunning(lambda: start(roots.root("data", base, False)))
+reactor.run()
+"""
 
 
 class RootsCase(FailureAssertions, TestCase):
@@ -239,6 +255,34 @@ class InterruptedTests(RootsCase):
             self.assertEqual(self.recorded(), RootRecord("sha256:one", whole=False))
         await self.root()
         self.assertEqual(self.content(), _CONTENT)
+
+    async def test_a_daemon_that_is_killed_lets_go_of_the_volume_once_qemu_img_is_dead(self) -> None:
+        await self.volumes.create("data", MIB)
+        with self.qemu_img("exec sleep 60"):
+            program = str(self.public / "qemu-img")
+            script = _KILLED.format(directory=str(self.directory), base=str(self.image.path), program=program)
+            daemon = subprocess.Popen([sys.executable, "-c", script])
+            self.addCleanup(daemon.wait)
+            self.addCleanup(daemon.kill)
+            while self.recorded() is None:
+                await sleep(reactor, 0.02)
+            self.assertIn("being changed", await self.fails(FailedPrecondition, self.root()))
+            daemon.kill()
+            daemon.wait()
+        for _ in range(100):
+            with contextlib.suppress(FailedPrecondition):
+                await self.root()
+                break
+            await sleep(reactor, 0.05)  # the kernel ends qemu-img a moment later
+        self.assertEqual(self.content(), _CONTENT)
+        self.assertEqual(self.recorded(), RootRecord("sha256:one", whole=True))
+
+    async def test_a_file_system_without_room_and_an_image_that_is_gone_are_told(self) -> None:
+        await self.volumes.create("data", MIB)
+        with self.qemu_img("echo qemu-img: error while writing: No space left on device >&2; exit 1"):
+            self.assertIn(str(self.directory), await self.fails(ResourceExhausted, self.root()))
+        self.image.path.unlink()
+        self.assertIn("pull the image again", await self.fails(FailedPrecondition, self.root()))
 
     async def test_who_is_cancelled_ends_the_filling_and_lets_go_of_the_volume(self) -> None:
         await self.volumes.create("data", MIB)
