@@ -24,6 +24,7 @@ from infranetes_common.identity import Network
 SYSPREP_LABEL = "unattendCD"  # Windows looks at no label; KubeVirt's users know this one
 # Of two documents of the pod's: its annotation's values, and the source's list entries first.
 _BEFORE = "list(prepend)+dict(no_replace,recurse_list)+str()"
+_WIDTH = 1 << 16  # of a line, so that none is folded
 _MOUNTS = b"@virtlet-mount-script@"
 
 
@@ -108,7 +109,26 @@ def configuration(document: GuestDocument) -> GuestConfiguration | None:
     return Sysprep(_sysprep(document), made) if choices.sysprep else made
 
 
-def _user_data(document: GuestDocument, own: Sequence[UserDocument]) -> bytes:
+def user_data(document: GuestDocument) -> bytes:
+    """Return the user-data of a guest whose cloud has ways of its own to tell it; b"": there is none.
+
+    Its name and the keys of its pod's annotations are in it too, as its meta-data is the cloud's.
+
+    :raise InvalidArgument: something that the pod says is wrong; the message names it and what to do."""
+    if document.choices.cloud_init is CloudInit.NONE:
+        configuration(document)  # says what contradicts that
+        return b""
+    config: dict[str, object] = {}
+    if document.hostname:
+        config["hostname"] = document.hostname
+    if keys := ssh_keys(document):
+        config["ssh_authorized_keys"] = list(keys)
+    content = f"#cloud-config\n{yaml.safe_dump(config, width=_WIDTH)}".encode()
+    parts = [Part(content, CLOUD_CONFIG, "infranetes-names.txt", _BEFORE)] if config else []
+    return _user_data(document, documents(document), *parts)
+
+
+def _user_data(document: GuestDocument, own: Sequence[UserDocument], *more_parts: Part) -> bytes:
     if document.choices.user_data_alone and own:
         (alone, *more) = own
         if more:
@@ -128,7 +148,7 @@ def _user_data(document: GuestDocument, own: Sequence[UserDocument]) -> bytes:
         )
         for number, each in enumerate(own, 1)
     ]
-    parts += cloud_config.parts(document)
+    parts += [*more_parts, *cloud_config.parts(document)]
     if len(parts) == 1:
         return parts[0].content
     return joined(parts) if parts else b""

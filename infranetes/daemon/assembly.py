@@ -77,6 +77,7 @@ from infranetes.pods.features.pod_events import PodEventReports
 from infranetes.pods.features.services import PodServices
 from infranetes.pods.features.shadows import NoShadows, Shadows
 from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.handler_config import MACHINE
 from infranetes.pods.node.hooks import Features, PodFeature
 from infranetes.pods.node.logs import Logs
 from infranetes.pods.node.times import Times
@@ -87,6 +88,7 @@ from infranetes.pods.vm.node_names import node_dns
 from infranetes.pods.vm.sandbox_vm import reachable_machines
 from infranetes.policies.cluster import ClusterPolicies
 from infranetes.providers import registry
+from infranetes.providers.hypervisor import IBootsGuests
 from infranetes.providers.interface import IBridgesVms, IInVpc
 from infranetes.services.cluster import ClusterServices
 from infranetes.services.node_proxy import NodeProxy
@@ -285,8 +287,12 @@ class Daemon(OrderedServices):
 
     def _make_guests(self, node: NodeContext) -> Guests | None:
         """Make what takes the place of agents in VMs without one; None: there are no such VMs."""
-        machines = self._backends.machines
-        if machines is None:
+        config, machines = self._config, self._backends.machines
+        clouds = {each.name for each in self._backends.providers if IBootsGuests.providedBy(each)}
+        handlers = ("", *config.handlers)
+        if machines is None and not any(
+            config.kind_of(each) == MACHINE and config.provider_of(each) in clouds for each in handlers
+        ):
             return None
         from infranetes.daemon.guests import NodeGuests  # imports the reactor, which is chosen by now
 
@@ -299,7 +305,8 @@ class Daemon(OrderedServices):
         guests = Guests(
             self._reactor, node.inventory, node.handlers.of, memory, makers, lost, node.now, root_of
         )
-        node.guests, self._pods.containers.machine_images.disks = guests, machines
+        images = self._pods.containers.machine_images
+        node.guests, images.guests, images.disks = guests, guests, machines
         return guests
 
     def _make_pod_overlay(self, node: NodeContext) -> PodOverlay | None:

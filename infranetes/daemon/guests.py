@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from infranetes.cloud_init.configuration import configuration
+from infranetes.cloud_init.configuration import configuration, user_data
 from infranetes.cloud_init.document import GuestDocument, GuestVolume, HostKey, Resolvers
 from infranetes.identity.guest_keys import GuestSecrets
 from infranetes.kubernetes.config_objects import ConfigObjects
@@ -45,7 +45,9 @@ class NodeGuests:
         if choices.guest in (None, GuestWay.SSH):
             user = ADMINISTRATOR if choices.windows else "root"
             keys, known = self._key(USER, sandbox_id), self._key(HOST, sandbox_id)
-            found.append(SshAccess(self._reactor, Login(host, user, keys.private, known.public), name))
+            marked = not hypervisor.drives  # a cloud's VM, to whose SSH server the node lets nobody else
+            login = Login(host, user, keys.private, known.public, marked=marked)
+            found.append(SshAccess(self._reactor, login, name))
         if choices.guest in (None, GuestWay.GUEST_AGENT):
             endpoint = hypervisor.guest_agent()
             if endpoint is not None:
@@ -55,13 +57,22 @@ class NodeGuests:
     async def configuration(
         self, facts: PodFacts, files: Mapping[str, GuestFile], choices: GuestChoices
     ) -> GuestConfiguration:
+        document = await self._document(facts, files, choices)
+        return configuration(document) or _Nothing()
+
+    async def user_data(self, facts: PodFacts, choices: GuestChoices) -> bytes:
+        return user_data(await self._document(facts, {}, choices))
+
+    async def _document(
+        self, facts: PodFacts, files: Mapping[str, GuestFile], choices: GuestChoices
+    ) -> GuestDocument:
         reached = choices.guest in (None, GuestWay.SSH)
         host_key = self._key(HOST, facts.sandbox_id)
         objects: dict[tuple[str, str], Mapping[str, bytes]] = {}
         if self._objects is not None:
             for kind, object_name in sorted(choices.objects):
                 objects[kind, object_name] = await self._objects.of(facts.namespace, kind, object_name)
-        document = GuestDocument(
+        return GuestDocument(
             facts.sandbox_id,
             choices,
             instance_id=facts.root,
@@ -74,7 +85,6 @@ class NodeGuests:
             host_key=HostKey(host_key.private, host_key.public) if reached else None,
             resolvers=Resolvers(facts.nameservers, facts.searches),
         )
-        return configuration(document) or _Nothing()
 
     def _key(self, purpose: str, sandbox_id: str) -> KeyPair:
         return key_of(self._secrets.seed(purpose, sandbox_id))

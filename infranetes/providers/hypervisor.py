@@ -96,6 +96,9 @@ class IHypervisor(Interface):
     """
 
     console: IConsole = Attribute("Its serial console.")
+    drives: int = Attribute(
+        "How many CD drives it has; 0: what its guest is told, it was told at its launch."
+    )
 
     def status() -> Deferred[GuestStatus]:
         """Look up the state of the guest.
@@ -152,7 +155,27 @@ class IHypervisor(Interface):
         :raise NotOffered: it has no screen, or none that can be reached."""
 
 
-class IBootsImages(Interface):
+class IHasHypervisors(Interface):
+    """Also provided by an IPodProvider of whose VMs some may have no agent of ours, and are known by their
+    hypervisors: see IBootsImages, and IBootsGuests."""
+
+    def hypervisor(instance_id: str) -> IHypervisor:
+        """Return a VM's hypervisor.
+
+        :raise NotFound: there is no such VM, or it is known by its agent alone."""
+
+
+class IBootsGuests(IHasHypervisors):
+    """Also provided by a cloud's IPodProvider whose own images may be without our agent.
+
+    A request with `VmRequest.guest` makes a VM whose guest is told what that says, at once: it executes from
+    its launch on, and counts as PREPARED until `IHypervisor.execute` is called. It has no CD drives. Its
+    `agent_port` is 0. As with IBootsImages, the end of the guest is no end of its VM."""
+
+    user_data_bytes: int = Attribute("How many bytes of user-data the cloud takes.")
+
+
+class IBootsImages(IHasHypervisors):
     """Also provided by an IPodProvider whose VMs may be booted from images of anybody's.
 
     `launch` of a request with `VmRequest.boot` makes a PREPARED VM, which is RUNNING as an `Instance`: the VM
@@ -165,8 +188,3 @@ class IBootsImages(Interface):
     given back as soon as the end is recorded. `IHypervisor.watch` tells the end, and `status` knows it, also
     for later daemons.
     """
-
-    def hypervisor(instance_id: str) -> IHypervisor:
-        """Return a VM's hypervisor.
-
-        :raise NotFound: there is no such VM, or it was not booted from an image."""

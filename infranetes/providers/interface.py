@@ -24,7 +24,7 @@ from infranetes_common.identity import Identity
 if TYPE_CHECKING:
     from infranetes.images.interface import IImageCatalogue
     from infranetes.images.preload import Preload
-    from infranetes.providers.machine_images import ImageBoot
+    from infranetes.providers.machine_images import GuestBoot, ImageBoot
     from infranetes_common.pod_firewall import PodFirewall
 
 
@@ -78,6 +78,8 @@ class VmRequest:
     image: str = ""  # the machine image to boot, as the catalogue names it; "": the provider's own for pods
     # The image of the node's to boot, for a provider of `hypervisor.IBootsImages`; None: as `image` says.
     boot: ImageBoot | None = None
+    # For a provider of `hypervisor.IBootsGuests`, of an image without our agent; None: our agent is in it.
+    guest: GuestBoot | None = None
     attachment: Attachment | None = None  # only for providers of IJoinsNamespaces; None: their own network
     # The node's control group in which the VM's process is to count; "": none in particular.
     cgroup_parent: str = ""

@@ -295,18 +295,81 @@ def read(annotations: Mapping[str, str]) -> MachineChoices:
     )
 
 
-def refuse(annotations: Mapping[str, str], provider: str = "") -> None:
-    """Refuse what only a pod may have whose image is a VM that its node boots.
+def refuse_for_cloud(annotations: Mapping[str, str], provider: str, *, guests: bool) -> None:
+    """Refuse what a pod can't have whose image is a VM that a cloud keeps.
 
-    :param provider: of a pod whose image is a VM that a cloud keeps; "": the pod has containers.
+    :param provider: the cloud's. :param guests: whether its images may be without our agent.
     :raise InvalidArgument: the message names the annotation."""
     names = {PREFIX + row.name for row in TABLE}
+    served = {PREFIX + name for name in _AT_CLOUDS} if guests else set()
     for name in annotations:
-        if name in names and provider:
+        if name in names and name not in served:
             raise InvalidArgument(
                 f"annotation {name} can't be served: {provider} boots images that it keeps itself; leave it "
                 "out, or choose a RuntimeClass whose VMs run on the node"
             )
+    if not guests:
+        return
+    choices = read(annotations).guest
+    if choices.guest is GuestWay.GUEST_AGENT:
+        raise InvalidArgument(
+            f"annotation {PREFIX}guest: 'guest-agent': {provider} has no channel to QEMU's guest agent; take "
+            "ssh or none"
+        )
+    if not without_agent(choices):
+        for name in annotations:
+            if name in served and name != f"{PREFIX}guest":
+                raise InvalidArgument(
+                    f"annotation {name} is for images without our agent, at {provider}: add "
+                    f"{PREFIX}guest: ssh or none, or leave it out"
+                )
+        return
+    if choices.cloud_init is CloudInit.CONFIG_DRIVE:
+        raise InvalidArgument(
+            f"annotation {PREFIX}cloud-init: 'configdrive': {provider} itself says how a guest finds its "
+            "user-data; leave it out, or take none"
+        )
+    if choices.guest is GuestWay.SSH and choices.cloud_init is CloudInit.NONE:
+        raise InvalidArgument(
+            f"annotations {PREFIX}guest: ssh and {PREFIX}cloud-init: none: the guest learns the node's key "
+            "by cloud-init; leave one of them out"
+        )
+    for name, source in (
+        ("user-data-source", choices.user_data_source),
+        ("ssh-keys-source", choices.ssh_keys_source),
+    ):
+        if source is not None and (isinstance(source, MountedFile) or source.kind != "configmap"):
+            raise InvalidArgument(
+                f"annotation {PREFIX}{name}: user-data can be read by whoever may see the VM at {provider}, "
+                "so no Secret goes into it: name configmap/NAME/KEY; Secrets that the pod mounts reach the "
+                "guest by SSH"
+            )
+
+
+def without_agent(choices: GuestChoices) -> bool:
+    """Whether a pod says that a cloud's image is without our agent."""
+    return choices.guest in (GuestWay.SSH, GuestWay.NONE)
+
+
+# What a cloud's image without our agent may have.
+_AT_CLOUDS = (
+    "guest",
+    "cloud-init",
+    "user-data",
+    "user-data-source",
+    "user-data-encoding",
+    "user-data-alone",
+    "ssh-keys",
+    "ssh-keys-source",
+)
+
+
+def refuse(annotations: Mapping[str, str]) -> None:
+    """Refuse, for a pod of containers, what only a pod may have whose image is a VM.
+
+    :raise InvalidArgument: the message names the annotation."""
+    names = {PREFIX + row.name for row in TABLE}
+    for name in annotations:
         if name in names:
             raise InvalidArgument(
                 f"annotation {name} is for pods whose image is the VM, and this one has containers; leave it "

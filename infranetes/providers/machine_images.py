@@ -122,4 +122,11 @@ class ImageBoot:
     names: Names = Names()
 
 
+@attrs.frozen
+class GuestBoot:
+    """What a VM of a cloud's image is booted with that has no agent of ours."""
+
+    user_data: bytes = attrs.field(default=b"", repr=False)  # for cloud-init; b"": nothing
+
+
 DRIVES = 2  # for configuration CDs, which every VM has, empty at first

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenSSH's server on a free loopback port, with keys of its own."""
+"""OpenSSH's server on a loopback port, with keys of its own."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ _START_SECONDS = 30
 class Sshd:
     """An sshd process that lets in whoever has `user_key`.
 
-    :ivar host_key: its own. :param options: lines of sshd_config(5).
+    :ivar host_key: its own. :param options: lines of sshd_config(5). :param port: 0: one that is free.
     """
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, address: str = "127.0.0.1", port: int = 0) -> None:
         self.user_key, self.host_key = make_key("user"), make_key("host")
         self.root = Path(tempfile.mkdtemp(prefix="sshd-"))
-        self.port = 0
+        self.port = port
+        self._address = address
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -42,12 +43,12 @@ class Sshd:
         Path("/run/sshd").mkdir(exist_ok=True)
         if not self.port:
             with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
+                free.bind((self._address, 0))
                 self.port = free.getsockname()[1]
         self._write("host", self.host_key.private)
         self._write("authorized", self.user_key.public + "\n")
         lines = (
-            "ListenAddress 127.0.0.1",
+            f"ListenAddress {self._address}",
             f"Port {self.port}",
             f"HostKey {self.root}/host",
             f"AuthorizedKeysFile {self.root}/authorized",
@@ -81,7 +82,7 @@ class Sshd:
 
     def _listens(self) -> bool:
         with socket.socket() as trial:
-            return trial.connect_ex(("127.0.0.1", self.port)) == 0
+            return trial.connect_ex((self._address, self.port)) == 0
 
     def cut(self) -> None:
         """End the processes of all connections; the server itself stays."""

@@ -11,6 +11,8 @@ from zope.interface import Attribute, Interface
 from infranetes.machines.sessions import SessionCall
 from infranetes_common.wire import vmserver
 
+SSH_PORT = 22  # of guests
+
 
 @attrs.frozen
 class GuestFile:

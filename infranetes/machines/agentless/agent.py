@@ -4,7 +4,7 @@
 The pod's one container is the guest.
 
     Container   GuestState     what changes it
-    CREATED     PREPARED       `create` puts what the guest is told into the VM's CD drives
+    CREATED     PREPARED       `create` puts what the guest is told into the VM's CD drives, if it has any
     RUNNING     RUNNING        `start` lets the VM execute; a guest that reboots runs on
     EXITED      OFF, CRASHED   the guest powers off or crashes; `stop` asks for it, and then switches it off
 
@@ -24,6 +24,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from zope.interface import implementer
 
+from infranetes.machines.agentless import placing
 from infranetes.machines.agentless.access import IPowersOff
 from infranetes.machines.agentless.configuration import Configure, GuestDisk, PodFacts
 from infranetes.machines.agentless.console import ConsoleCalls
@@ -52,7 +53,10 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri, vmserver
 
 PROVIDER = "machine"  # the container provider that it stands for
+# What kubelet mounts into each container, which a guest may do without.
+KUBELETS_OWN = ("/var/run/secrets/kubernetes.io/serviceaccount", "/etc/hosts", "/dev/termination-log")
 PRESS_AGAIN_SECONDS = 10.0  # a guest that is still booting ignores the power button
+FILE_SECONDS = 30
 BRING_AGAIN_SECONDS = 10.0  # before a change of a volume that did not reach the guest is brought again
 LOGIN_SHELL = ("/bin/sh", "-l")
 
@@ -145,10 +149,29 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
             mounts,
             tuple(self._placed_disks(mounts)),
         )
+        self._check_without_drives(facts)
         await self._parts.memory.save(facts)
         self._remembered = Flight(succeed(facts))
         await self._put_cds(facts)
         return container_state(container_id, await self._hypervisor.status())
+
+    def _check_without_drives(self, facts: PodFacts) -> None:
+        """Check that a guest that is told nothing by CDs can have what its pod mounts.
+
+        :raise InvalidArgument: it can't."""
+        if self._hypervisor.drives:
+            return
+        if self.disks:
+            raise InvalidArgument(
+                "a volume that is a disk can't be mounted by a guest of a cloud without our agent: put our "
+                "agent into the image, or leave the volume out"
+            )
+        needed = [path for path, source in facts.mounts.items() if path not in KUBELETS_OWN]
+        if needed and not self.ways.any:
+            raise InvalidArgument(
+                f"what is mounted at {needed[0]} can't reach the guest, which is reached by no way: take "
+                "`infranetes.io/guest: ssh`, or leave it out"
+            )
 
     def _check(self, container_id: str) -> None:
         if container_id != self._parts.container():
@@ -158,7 +181,17 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
         self._check(container_id)
         if (await self._hypervisor.status()).state in (GuestState.OFF, GuestState.CRASHED):
             raise FailedPrecondition(f"container {container_id} has ended: its guest is off")
-        return container_state(container_id, await self._hypervisor.execute())
+        status = await self._hypervisor.execute()
+        if not self._hypervisor.drives:
+            await self._bring_all()
+        return container_state(container_id, status)
+
+    async def _bring_all(self) -> None:
+        """Begin to bring all volumes into a guest that was not told of them before it booted."""
+        facts = await self._facts()
+        if facts is not None and self.ways.any:
+            self._unbrought.update(source.partition("/")[0] for source in facts.mounts.values())
+            self._bring_later(facts, 0.0)
 
     async def stop(
         self, container_id: str, grace_seconds: int, within: float = CALL_SECONDS
@@ -297,6 +330,8 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
         return await self._remembered.join()
 
     async def _put_cds(self, facts: PodFacts) -> None:
+        if not self._hypervisor.drives:
+            return  # it was told at its launch
         files = mounted_files(self.volumes, facts.mounts)
         told = await self._parts.configure(facts, files)
         await self._hypervisor.insert_cds(told.cds(await self._hypervisor.network()))
@@ -319,9 +354,13 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
                 _log.info("volume {volume} of sandbox {sandbox} is not up to date in its guest: {error}",
                           volume=id, sandbox=self._sandbox_id, error=error)  # fmt: skip
                 break
-        if self._unbrought and not self._bringing and not self._closed:
+        if self._unbrought:
+            self._bring_later(facts, BRING_AGAIN_SECONDS)
+
+    def _bring_later(self, facts: PodFacts, seconds: float) -> None:
+        if not self._bringing and not self._closed:
             self._bringing = True
-            self._reactor.callLater(BRING_AGAIN_SECONDS, self._bring_again, facts)
+            self._reactor.callLater(seconds, self._bring_again, facts)
 
     def _bring_again(self, facts: PodFacts) -> None:
         self._bringing = False
@@ -336,11 +375,16 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
         volume = self.volumes.get(id)
         for path, source in _mounts_of(facts, id).items():
             files = volume.files(source.partition("/")[2])
-            if "" in files:
+            single = files.get("")
+            if single is not None and (self._hypervisor.drives or path.startswith("/dev/")):
                 continue  # a single file, which kubelet does not change either
             way = await self.ways.open()
             try:
-                await way.put_files(path, files)
+                if single is None:
+                    await way.put_files(path, files)
+                else:
+                    command = placing.file_command(path, single)
+                    placing.check(await way.run(command, FILE_SECONDS, 0, 4096, single.content), path)
             except InfranetesError as error:
                 self.ways.lost(way, error)
                 raise

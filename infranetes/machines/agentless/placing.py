@@ -56,6 +56,29 @@ def command(directory: str) -> tuple[str, ...]:
     return ("/bin/sh", "-c", _SCRIPT, "sh", directory)
 
 
+# A file that others may have open, or have mounted, is replaced whole where that can be.
+_FILE_SCRIPT = r"""
+set -eu
+mkdir -p -- "$(dirname -- "$1")"
+umask 077
+new=$1.infranetes-new
+cat >"$new"
+chmod "$2" "$new"
+mv -f -- "$new" "$1" || { cat "$new" >"$1"; rm -f -- "$new"; }
+"""
+
+
+def file_command(path: str, file: GuestFile) -> tuple[str, ...]:
+    """Return the command that makes one file of its standard input.
+
+    :raise InvalidArgument: `path` is no path of a file."""
+    parts = path.split("/")
+    if not path.startswith("/") or not parts[-1] or ".." in parts:
+        raise InvalidArgument(f"{path[:200]!r} is no file: give an absolute path without ..")
+    _encoded(path)
+    return ("/bin/sh", "-c", _FILE_SCRIPT, "sh", path, f"{file.mode & 0o777:o}")
+
+
 def archive(files: Mapping[str, GuestFile], seconds: float) -> bytes:
     """Return an archive of files.
 

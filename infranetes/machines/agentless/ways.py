@@ -46,6 +46,11 @@ class Ways:
         return self._made
 
     @property
+    def any(self) -> bool:
+        """Whether there may be a way, whether or not it is open."""
+        return bool(self._ways)
+
+    @property
     def name(self) -> str:
         """The name of the way that answered last; none: none has."""
         return self.found.name if self.found is not None else NONE

@@ -23,10 +23,17 @@ from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.providers import machine_annotations
 from infranetes.providers.annotations import read
-from infranetes.providers.hypervisor import GuestState, GuestStatus, IBootsImages, IHypervisor
+from infranetes.providers.hypervisor import (
+    GuestState,
+    GuestStatus,
+    IBootsGuests,
+    IBootsImages,
+    IHasHypervisors,
+    IHypervisor,
+)
 from infranetes.providers.machine_annotations import GuestChoices
-from infranetes.providers.machine_images import GuestConfiguration
-from infranetes_common.errors import InfranetesError, NotFound, Unavailable
+from infranetes.providers.machine_images import GuestBoot, GuestConfiguration
+from infranetes_common.errors import InfranetesError, InvalidArgument, NotFound, Unavailable
 from infranetes_common.reactors import IReactor
 
 
@@ -42,6 +49,11 @@ class GuestMakers(Protocol):
         self, facts: PodFacts, files: Mapping[str, GuestFile], choices: GuestChoices
     ) -> GuestConfiguration:
         """Return what a guest is told.
+
+        :raise InfranetesError: what the pod asks for can't be, or can't be had now."""
+
+    async def user_data(self, facts: PodFacts, choices: GuestChoices) -> bytes:
+        """Return what a guest of a cloud is told when it is launched, without the content of any Secret.
 
         :raise InfranetesError: what the pod asks for can't be, or can't be had now."""
 
@@ -78,7 +90,7 @@ class Guests(PodFeature):
         self._now = now
         self._root_of = root_of
 
-    def agent(self, sandbox_id: str, host: str, provider: IBootsImages) -> IAgent:
+    def agent(self, sandbox_id: str, host: str, provider: IHasHypervisors) -> IAgent:
         """Return what takes the agent's place in a sandbox's VM. :raise NotFound: there is no such VM."""
         sandbox = self._inventory.sandboxes.get(sandbox_id)
         if sandbox is None:
@@ -108,7 +120,26 @@ class Guests(PodFeature):
         )
         return AgentlessAgent(self._reactor, parts)
 
-    def _hypervisor(self, sandbox: Sandbox, provider: IBootsImages) -> IHypervisor:
+    async def boot(self, sandbox: Sandbox, provider: IBootsGuests) -> GuestBoot | None:
+        """Return with what the VM of a cloud's image is launched; None: our agent is in the image.
+
+        :raise InfranetesError: what the pod asks for can't be, or can't be had now."""
+        config = sandbox.config
+        annotations = self._handler_of(sandbox.record).vm_annotations(config.annotations)
+        choices = machine_annotations.read(annotations).guest
+        if not machine_annotations.without_agent(choices):
+            return None
+        hostname = config.hostname if read(annotations).set_hostname else ""
+        facts = PodFacts(sandbox.id, config.metadata.namespace, hostname)
+        user_data = await self._makers.user_data(facts, choices)
+        if len(user_data) > provider.user_data_bytes:
+            raise InvalidArgument(
+                f"the guest's user-data has {len(user_data)} bytes, over the {provider.user_data_bytes} that "
+                "its cloud takes: have it fetch what is large from elsewhere"
+            )
+        return GuestBoot(user_data)
+
+    def _hypervisor(self, sandbox: Sandbox, provider: IHasHypervisors) -> IHypervisor:
         """Return a VM's hypervisor. :raise Unavailable: the provider is starting. :raise NotFound: no VM."""
         if not self._handler_of(sandbox.record).side.ready.happened:
             raise Unavailable(f"the VM of sandbox {sandbox.id} is found once its provider has started")
@@ -137,7 +168,7 @@ class Guests(PodFeature):
     def ended(self, container: Container) -> None:
         """Have the sandbox end with its guest, unless the container is being removed."""
         provider = self._handler_of(container.sandbox.record).side.provider
-        if container.sandbox.record.image and IBootsImages.providedBy(provider):
+        if container.sandbox.record.image and _is_known(container.sandbox, provider):
             # Not now, as this is told by the watch that a lost sandbox ends.
             self._reactor.callLater(0, self._end_with, container)
 
@@ -157,10 +188,10 @@ class Guests(PodFeature):
             provider = self._handler_of(sandbox.record).side.provider
             if sandbox.state is not SandboxState.READY or not sandbox.record.image:
                 continue
-            if not IBootsImages.providedBy(provider) or self._starts_or_runs(sandbox):
+            if not _is_known(sandbox, provider) or self._starts_or_runs(sandbox):
                 continue
             with suppress(NotFound):  # its VM is being destroyed
-                status = await provider.hypervisor(sandbox.record.instance_id).status()
+                status = await IHasHypervisors(provider).hypervisor(sandbox.record.instance_id).status()
                 self._changed(sandbox, status)
 
     def _starts_or_runs(self, sandbox: Sandbox) -> bool:
@@ -175,6 +206,13 @@ class Guests(PodFeature):
     async def vm_destroyed(self, sandbox: Sandbox) -> None:
         """Forget the guest."""
         await self._memory.forget(sandbox.id)
+
+
+def _is_known(sandbox: Sandbox, provider: object) -> bool:
+    """Whether a guest's end is its hypervisor's to tell."""
+    if IBootsGuests.providedBy(provider):
+        return not sandbox.machine.has_agent
+    return IBootsImages.providedBy(provider)
 
 
 def _container(sandbox: Sandbox) -> str:

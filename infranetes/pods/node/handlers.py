@@ -16,7 +16,7 @@ from infranetes.pods.node.sides import Providers, ProviderSide
 from infranetes.providers import machine_annotations
 from infranetes.providers.annotations import network
 from infranetes.providers.annotations import read as read_annotations
-from infranetes.providers.hypervisor import IBootsImages
+from infranetes.providers.hypervisor import IBootsGuests, IBootsImages
 from infranetes.providers.interface import Size
 from infranetes.providers.virtlet import translated
 from infranetes_common.errors import InvalidArgument
@@ -107,7 +107,11 @@ class Handler:
         read_annotations(annotations)
         self.annotations.check(annotations)
         if not IBootsImages.providedBy(self.side.provider):
-            machine_annotations.refuse(self.annotations.applied(annotations), self.side.name)
+            machine_annotations.refuse_for_cloud(
+                self.annotations.applied(annotations),
+                self.side.name,
+                guests=IBootsGuests.providedBy(self.side.provider),
+            )
 
     def vm_annotations(self, annotations: Mapping[str, str]) -> dict[str, str]:
         """Return the annotations of a pod's VM: the pod's, overridden by those that the handler sets."""

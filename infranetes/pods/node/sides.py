@@ -11,6 +11,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from infranetes.firewalls.agent_ports import AgentPorts
 from infranetes.identity.authority import Authority
+from infranetes.machines.agentless.access import SSH_PORT
 from infranetes.machines.context import NodeNames, ServiceRules
 from infranetes.machines.interface import Connect, IAgent
 from infranetes.observer import Observer
@@ -18,7 +19,7 @@ from infranetes.overlay.overlay import Overlay
 from infranetes.pods.node.handler_config import CNI
 from infranetes.pods.node.times import Times
 from infranetes.pods.store.store import Store
-from infranetes.providers.hypervisor import IBootsImages
+from infranetes.providers.hypervisor import IBootsGuests, IHasHypervisors
 from infranetes.providers.interface import IFirewallsPods, IPodProvider
 from infranetes_common.concurrency import Event
 from infranetes_common.errors import FailedPrecondition, Unavailable
@@ -71,14 +72,14 @@ class SideNode(Protocol):
 class GuestAgents(Protocol):
     """Makes what takes an agent's place in VMs without one."""
 
-    def agent(self, sandbox_id: str, host: str, provider: IBootsImages) -> IAgent:
+    def agent(self, sandbox_id: str, host: str, provider: IHasHypervisors) -> IAgent:
         """Return a client for a sandbox's VM. :raise NotFound: its provider has no such VM."""
 
 
 class NoGuests:
     """Takes the place of GuestAgents where all VMs have agents."""
 
-    def agent(self, sandbox_id: str, host: str, provider: IBootsImages) -> IAgent:
+    def agent(self, sandbox_id: str, host: str, provider: IHasHypervisors) -> IAgent:
         raise FailedPrecondition(f"the VM of sandbox {sandbox_id} has no agent, and this node needs one")
 
 
@@ -118,12 +119,15 @@ class ProviderSide:
         await self._node.features.address_released(id)
 
     def connect(self, sandbox_id: str, host: str, port: int) -> IAgent:
-        """Make a client of a VM's agent, to which the node forwards nothing from now on.
+        """Make a client of a VM's agent, to which the node forwards nothing from now on, nor to what takes
+        its place in a cloud's VM, its SSH server.
 
         :param port: 0: there is none of ours in the VM."""
-        if not port and IBootsImages.providedBy(self.provider):
-            return self._node.guests.agent(sandbox_id, host, self.provider)
         ports = self._node.agent_ports
+        if not port and IHasHypervisors.providedBy(self.provider):
+            if ports is not None and IBootsGuests.providedBy(self.provider):
+                ports.keep(sandbox_id, host, SSH_PORT)
+            return self._node.guests.agent(sandbox_id, host, self.provider)
         if ports is not None and not self._on_own_bridge(sandbox_id):
             ports.keep(sandbox_id, host, port)
         return self._node.connect(sandbox_id, host, port)

@@ -20,7 +20,7 @@ from infranetes.pods.vm import node_names
 from infranetes.pods.vm.agent_events import connect
 from infranetes.pods.vm.container_providers import container_provider
 from infranetes.pods.vm.vm_request import vm_request
-from infranetes.providers.machine_images import ImageBoot
+from infranetes.providers.machine_images import GuestBoot, ImageBoot
 from infranetes.tracing.spans import step
 from infranetes_common.concurrency import shielded, within
 from infranetes_common.errors import Unavailable
@@ -32,8 +32,9 @@ _log = Logger()
 
 Undo = Callable[[Sandbox], Coroutine[Any, Any, None]]  # Any: what a coroutine yields
 """Takes a sandbox out of LAUNCHING or BOOTING and destroys its VM, if there is one; logs failures."""
-Prepare = Callable[[], Awaitable[ImageBoot | None]]
-"""Makes ready what a BOOTING sandbox's VM boots, if that is on the node. Fails with InfranetesError."""
+Prepare = Callable[[], Awaitable[ImageBoot | GuestBoot | None]]
+"""Makes ready what a BOOTING sandbox's VM boots, unless its cloud has that and needs to be told
+nothing. Fails with InfranetesError."""
 
 
 async def launch(node: NodeContext, sandbox: Sandbox, undo: Undo, prepare: Prepare | None = None) -> None:

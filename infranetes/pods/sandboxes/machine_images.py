@@ -21,9 +21,9 @@ from infranetes.pods.vm.agent_events import disconnect
 from infranetes.pods.vm.sandbox_vm import machine_for
 from infranetes.providers import machine_annotations
 from infranetes.providers.annotations import read
-from infranetes.providers.hypervisor import IBootsImages
+from infranetes.providers.hypervisor import IBootsGuests, IBootsImages
 from infranetes.providers.machine_annotations import GuestWay, Root
-from infranetes.providers.machine_images import BaseDisk, BootDisk, ImageBoot, Names
+from infranetes.providers.machine_images import BaseDisk, BootDisk, GuestBoot, ImageBoot, Names
 from infranetes_common.concurrency import Flight, settled, start
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.wire import cri
@@ -68,6 +68,15 @@ class RootVolumes(Protocol):
         """Check that the container of a VM that boots a cloud's image has none."""
 
 
+class GuestBoots(Protocol):
+    """Makes what guests of clouds are launched with."""
+
+    async def boot(self, sandbox: Sandbox, provider: IBootsGuests) -> GuestBoot | None:
+        """Return with what a VM is launched; None: our agent is in its image.
+
+        :raise InfranetesError: what the pod asks for can't be, or can't be had now."""
+
+
 def booted_from(image: Image) -> str:
     """Return what the record of a sandbox says that its VM was booted from."""
     return image.machine or image.id
@@ -80,6 +89,7 @@ class MachineImages:
         self._node = node
         self.disks: MachineDisks | None = None  # of images that the node has; None: clouds have all of them
         self.roots: RootVolumes | None = None  # None: no volume can be one
+        self.guests: GuestBoots | None = None  # None: there are none without our agent
 
     async def boot(self, sandbox: Sandbox, image: Image, config: cri.ContainerConfig) -> None:
         """Boot the sandbox's VM from `image`. Does nothing if it runs from that already.
@@ -124,14 +134,16 @@ class MachineImages:
 
     async def _prepared(
         self, sandbox: Sandbox, image: Image, container: cri.ContainerConfig, held: AsyncExitStack
-    ) -> ImageBoot | None:
-        """Return what the sandbox's VM boots; None: its cloud has the image.
+    ) -> ImageBoot | GuestBoot | None:
+        """Return what the sandbox's VM boots; None: its cloud has the image, with our agent.
 
         :param held: keeps the image's files, which may be removed meanwhile, until the VM has them open."""
         handler = self._node.handlers.of(sandbox.record)
         if not IBootsImages.providedBy(handler.side.provider):
             if self.roots is not None:
                 self.roots.check_no_root(sandbox, container)
+            if self.guests is not None and IBootsGuests.providedBy(handler.side.provider):
+                return await self.guests.boot(sandbox, handler.side.provider)
             return None
         if self.disks is None:
             raise FailedPrecondition(f"image {image.id} can't be booted: this node has no images of machines")

@@ -14,7 +14,7 @@ from infranetes.machines.agentless.ways import NONE, PROBE_SECONDS
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.node.sides import Providers
 from infranetes.pods.store.states import WITH_VM
-from infranetes.providers.hypervisor import GuestState, GuestStatus, IBootsImages, IHypervisor
+from infranetes.providers.hypervisor import GuestState, GuestStatus, IHasHypervisors, IHypervisor
 from infranetes_common.concurrency import start, within
 from infranetes_common.errors import FailedPrecondition, InfranetesError, NotFound, NotOffered
 
@@ -47,7 +47,7 @@ def hypervisor_of(providers: Providers, sandbox: Sandbox) -> IHypervisor:
             f"sandbox {sandbox.id} is {record.state.value} and has no VM; `infranetes-ctl describe` says why"
         )
     side = providers.side_of(record)
-    if not IBootsImages.providedBy(side.provider):
+    if not IHasHypervisors.providedBy(side.provider):
         raise NotOffered(
             f"VM {record.instance_id} of pod {sandbox.pod} shows no screen: provider {side.name} has none to "
             "show; QEMU has, of pods whose image is the VM"

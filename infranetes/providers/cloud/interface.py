@@ -109,7 +109,8 @@ class LaunchRequest:
     sandbox_id: str
     number: int  # how many VMs of this token were destroyed: each VM needs an idempotency key of its own
     tags: Mapping[str, str]
-    identity: bytes = attrs.field(repr=False)  # the document for the agent, with a private key
+    # The document for the agent, with a private key; of an image without our agent, its user-data.
+    identity: bytes = attrs.field(repr=False)
     wishes: Wishes
     image: str = ""  # "": the configured one
     size: str = ""
@@ -136,6 +137,7 @@ class CloudVM:
     # The zone whose volumes it can be given, as `VmRequest.zone`; "": the cloud has no zones.
     zone: str = ""
     gone: bool = False  # it no longer exists, though the cloud still shows it for a while
+    failed: bool = False  # it has ended by an error of the cloud's
 
 
 @attrs.frozen
@@ -247,3 +249,20 @@ class Cloud(Protocol[D]):
 
     def _thd_has_image(self, driver: D, id: str) -> bool:
         """Return whether an image that was found before still exists."""
+
+
+@runtime_checkable
+class GuestCloud(Cloud[D], Protocol[D]):
+    """A cloud whose VMs may also have no agent of ours. Their user-data is `LaunchRequest.identity`.
+
+    :ivar user_data_bytes: how many the cloud takes."""
+
+    user_data_bytes: int
+
+    def _thd_power_off(self, driver: D, id: str) -> None:
+        """Ask a VM's guest to power off, as by its power button. Idempotent. It stays until it is destroyed.
+
+        :raise CloudError: `ErrorKind.STATE`: it does not run, or another change is under way."""
+
+    def _thd_console_log(self, driver: D, id: str) -> bytes:
+        """Return what a VM wrote to its serial port last, as much as the cloud has, as it wrote it."""

@@ -34,7 +34,16 @@ from infranetes.providers.annotations import Wishes
 from infranetes.providers.cloud.calls.calls import Calls
 from infranetes.providers.cloud.calls.tasks import Tasks
 from infranetes.providers.cloud.calls.translate import to_infranetes_error
-from infranetes.providers.cloud.interface import Action, Cloud, CloudError, CloudVM, D, ErrorKind
+from infranetes.providers.cloud.guests.guests import CloudGuests, Surroundings
+from infranetes.providers.cloud.interface import (
+    Action,
+    Cloud,
+    CloudError,
+    CloudVM,
+    D,
+    ErrorKind,
+    GuestCloud,
+)
 from infranetes.providers.cloud.offers.book import OfferBook
 from infranetes.providers.cloud.offers.own_prices import OwnPrices
 from infranetes.providers.cloud.offers.refresh import OfferRefresh
@@ -52,6 +61,7 @@ from infranetes.providers.cloud.volumes.disk_snapshots import DiskSnapshots
 from infranetes.providers.cloud.volumes.disks import CloudDisks
 from infranetes.providers.cloud.volumes.snapshots import give_snapshots
 from infranetes.providers.cloud.volumes.volumes import CloudVolumes, Vms
+from infranetes.providers.hypervisor import IBootsGuests, IHypervisor
 from infranetes.providers.interface import (
     IHasCatalogue,
     IInVpc,
@@ -112,7 +122,14 @@ class CloudProvider(Generic[D]):
         self._ledger = Ledger(reactor.seconds, settings.settle_seconds)
         self._tombstones = Tombstones(context.state_dir / cloud.name / "destroyed")
         self._watcher = Watcher(
-            reactor, cloud, settings, self._calls, self._ledger, self._to_instance, self._destroy_unwanted
+            reactor,
+            cloud,
+            settings,
+            self._calls,
+            self._ledger,
+            self._to_instance,
+            self._destroy_unwanted,
+            self._takes_end,
         )
         self._boots = Boots(cloud, settings, self._calls, self._ledger, self._watcher.waiting, self._get)
         self._launcher = Launcher(
@@ -133,6 +150,15 @@ class CloudProvider(Generic[D]):
             OfferRefresh(reactor, book, self._calls, settings.retry_seconds) if book is not None else None
         )
         self._sweeper = Sweeper(reactor, cloud, settings, self._calls, self._ledger, self._locks.busy)
+        self._guests: CloudGuests[D] | None = None
+        if isinstance(cloud, GuestCloud):
+            around = Surroundings(
+                reactor, cloud, settings, self._calls, self._ledger, self._watcher.waiting, self._get,
+                self._destroy_by_id, self._task,
+            )  # fmt: skip
+            self._guests = CloudGuests(around, context.state_dir / cloud.name / "guests")
+            self.user_data_bytes = cloud.user_data_bytes
+            alsoProvides(self, IBootsGuests)
         if disks is not None:
             calls = DiskCalls(reactor, cloud.location, disks, settings, self._calls)
             vms = Vms(self._check_started, self._ledger.last_said, self._get)
@@ -154,6 +180,8 @@ class CloudProvider(Generic[D]):
         self._sweeper.stop()
         if self._refresh is not None:
             self._refresh.stop()
+        if self._guests is not None:
+            self._guests.stop()
         self._tasks.stop()
         await self._calls.stop()
 
@@ -172,6 +200,8 @@ class CloudProvider(Generic[D]):
         async def launch() -> Instance:
             self._check_started()
             async with self._locks.held(spec.token):
+                if spec.request.guest is not None:
+                    return self._to_instance(await self._launch_guest(spec))
                 return self._to_instance(await self._launcher.launch(spec))
 
         return self._task(launch(), spec.token)
@@ -212,14 +242,17 @@ class CloudProvider(Generic[D]):
     def destroy(self, instance_id: str) -> Deferred[None]:
         async def destroy() -> None:
             self._check_started()
-            try:
-                vm = self._ledger.last_said(instance_id) or await self._get(instance_id)
-            except NotFound:
-                return
-            async with self._locks.held(vm.token):
-                await self._destroy(vm)
+            await self._destroy_by_id(instance_id)
+            if self._guests is not None:
+                await self._guests.destroyed(instance_id)
 
         return self._task(destroy())
+
+    def hypervisor(self, instance_id: str) -> IHypervisor:
+        """See `IBootsGuests`."""
+        if self._guests is None:
+            raise NotFound(f"VM {instance_id[:64]!r} has our agent")
+        return self._guests.hypervisor(instance_id)
 
     def watch(self, ended: Callable[[Instance], None]) -> None:
         self._watcher.watchers.append(ended)
@@ -279,6 +312,8 @@ class CloudProvider(Generic[D]):
         if self._refresh is not None and not self._started:
             progress(f"asking {self._cloud.location} for its sizes and their prices")
             await self._refresh.begin()
+        if self._guests is not None:
+            await self._guests.load()
         vms = await self._calls.call("list VMs", self._cloud._thd_list)
         self._ledger.record_list(vms)
         await run_in_thread(self._reactor, self._tombstones._thd_prune, {vm.id for vm in vms})
@@ -307,7 +342,32 @@ class CloudProvider(Generic[D]):
                     return entry.vm
         raise NotFound(f"no VM of this node is called {instance_id[:64]!r} at {self._cloud.location}")
 
+    # ---- Guests without our agent
+
+    async def _launch_guest(self, spec: InstanceSpec) -> CloudVM:
+        if self._guests is None:
+            raise InvalidArgument(f"VMs of {self.name} need our agent in their image")
+        await self._guests.begin(spec.token)
+        try:
+            vm = await self._launcher.launch(spec)
+            await self._guests.launched(vm)
+        except Exception:
+            await self._guests.failed(spec.token)
+            raise
+        return vm
+
+    def _takes_end(self, vm: CloudVM) -> bool:
+        return self._guests is not None and self._guests.takes_end(vm)
+
     # ---- Destroying
+
+    async def _destroy_by_id(self, instance_id: str) -> None:
+        try:
+            vm = self._ledger.last_said(instance_id) or await self._get(instance_id)
+        except NotFound:
+            return
+        async with self._locks.held(vm.token):
+            await self._destroy(vm)
 
     async def _destroy(self, vm: CloudVM) -> None:
         """Destroy a VM, release what it held, and leave a tombstone. The cloud's list confirms the end."""
@@ -375,14 +435,17 @@ class CloudProvider(Generic[D]):
     def _to_instance(self, vm: CloudVM) -> Instance:
         public = self._settings.agent_address == "public"
         host = vm.public_address if public else vm.private_address
+        guest = self._guests is not None and vm.token in self._guests
+        # The end of a guest is its hypervisor's to tell: the VM is there until it is destroyed.
+        kept = guest and vm.state is InstanceState.ENDED and not vm.gone
         return Instance(
             id=vm.id,
             token=vm.token,
             sandbox_id=vm.sandbox_id,
-            state=vm.state,
+            state=InstanceState.RUNNING if kept else vm.state,
             address=vm.private_address,
             agent_host=host,
-            agent_port=self._settings.agent_port if host else 0,
+            agent_port=self._settings.agent_port if host and not guest else 0,
             created_at=vm.created_at,
             detail=vm.detail,
             size=vm.size,

@@ -9,6 +9,7 @@ import yaml
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.cloud_init.configuration import configuration
+from infranetes.cloud_init.configuration import user_data as of_cloud
 from infranetes.cloud_init.document import GuestDocument, GuestVolume, Resolvers
 from infranetes.machines.agentless.access import GuestFile
 from infranetes.providers.machine_annotations import (
@@ -232,3 +233,29 @@ class NetworkConfigTests(SynchronousTestCase):
             self.assertEqual(
                 b"10.96.0.10" in files(document)["network-config"], choice is NetworkConfig.STATIC
             )
+
+
+class CloudTests(SynchronousTestCase):
+    """The user-data of guests whose clouds have ways of their own to tell it."""
+
+    def test_its_name_and_keys_are_in_it_and_those_of_the_node(self) -> None:
+        choices = GuestChoices(ssh_keys=(ED25519,), user_data="#cloud-config\nruncmd: [date]\n")
+        told = of_cloud(GuestDocument("s1", choices, hostname="web-0", node_key=NODE_KEY, host_key=HOST_KEY))
+        for words in (
+            "runcmd: [date]",
+            "hostname: web-0",
+            ED25519,
+            NODE_KEY.split()[1],
+            PRIVATE.split("\n")[1],
+        ):
+            self.assertIn(words.encode(), told)
+
+    def test_a_guest_that_is_to_be_told_nothing_is(self) -> None:
+        self.assertEqual(of_cloud(GuestDocument("s1", GuestChoices(cloud_init=CloudInit.NONE))), b"")
+        both = GuestChoices(cloud_init=CloudInit.NONE, user_data="#cloud-config\n{}\n")
+        self.assertRaises(InvalidArgument, of_cloud, GuestDocument("s1", both))
+
+    def test_a_document_alone_is_as_it_is(self) -> None:
+        choices = GuestChoices(user_data="#!/bin/sh\ndate\n", user_data_alone=True)
+        told = of_cloud(GuestDocument("s1", choices, hostname="web-0", node_key=NODE_KEY))
+        self.assertEqual(told, b"#!/bin/sh\ndate\n")

@@ -30,15 +30,8 @@ else:
     _Base = object
 
 
-class MachinePods(_Base):
-    """A catalogue with one image, which is pulled. A mixin for a `CloudDaemonCase`.
-
-    :cvar size: one of the cloud's sizes, not its cheapest.
-    :cvar looked_for: words of the error that tell where `web:9` was looked for.
-    """
-
-    size: ClassVar[str]
-    looked_for: ClassVar[tuple[str, ...]]
+class MachineCalls(_Base):
+    """A daemon whose pods are of a cloud's images, and calls for them. A mixin for a `CloudDaemonCase`."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -54,9 +47,13 @@ class MachinePods(_Base):
         answer = await self.image_service.ImageStatus(request, timeout=10.0)
         return answer if answer.HasField("image") else None
 
+    async def add_image(self) -> str:
+        """Add an image called NAME to the cloud, and return its id."""
+        return str(await self.world.machine_image(NAME))
+
     async def started(self) -> None:
         """Start a daemon, and pull the image."""
-        self.machine_image = await self.world.machine_image(NAME)
+        self.machine_image = await self.add_image()
         await self.start()
         self.pulled = await self.pull(NAME)
 
@@ -72,6 +69,17 @@ class MachinePods(_Base):
         """Wait until the sandbox is NotReady."""
         while [each.state for each in await self.sandboxes()] != [cri.SANDBOX_NOTREADY]:
             await self.sleep(0.1)
+
+
+class MachinePods(MachineCalls):
+    """A catalogue with one image, which is pulled. A mixin for a `CloudDaemonCase`.
+
+    :cvar size: one of the cloud's sizes, not its cheapest.
+    :cvar looked_for: words of the error that tell where `web:9` was looked for.
+    """
+
+    size: ClassVar[str]
+    looked_for: ClassVar[tuple[str, ...]]
 
     async def test_images_are_the_clouds_and_what_it_lacks_is_told(self) -> None:
         await self.started()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -178,6 +179,36 @@ class MachineAnnotationTests(SynchronousTestCase):
             self.assertIn(
                 name, str(self.assertRaises(InvalidArgument, machine_annotations.refuse, {name: "x"}))
             )
+
+    def test_pods_of_a_clouds_image_may_have_what_a_cloud_can_do(self) -> None:
+        def refused(**asked: str) -> str:
+            named = {f"infranetes.io/{name.replace('_', '-')}": value for name, value in asked.items()}
+            work = partial(machine_annotations.refuse_for_cloud, named, "aws", guests=True)
+            return str(self.assertRaises(InvalidArgument, work))
+
+        for guest in ("ssh", "none"):
+            asked = {"infranetes.io/guest": guest, "infranetes.io/user-data": "#!/bin/sh", "unknown": "x"}
+            machine_annotations.refuse_for_cloud(asked, "aws", guests=True)
+        machine_annotations.refuse_for_cloud({"infranetes.io/guest": "agent"}, "aws", guests=True)
+        self.assertIn("firmware", refused(guest="ssh", firmware="uefi"))
+        self.assertIn("guest-agent", refused(guest="guest-agent"))
+        self.assertIn("configdrive", refused(guest="ssh", cloud_init="configdrive"))
+        self.assertIn("node's key", refused(guest="ssh", cloud_init="none"))
+        self.assertIn("add infranetes.io/guest", refused(user_data="#!/bin/sh"))
+        for source in ("secret/keys/all", "/etc/keys/all"):
+            for name in ("user_data_source", "ssh_keys_source"):
+                self.assertIn("no Secret", refused(guest="ssh", **{name: source}))
+        machine_annotations.refuse_for_cloud(
+            {"infranetes.io/guest": "ssh", "infranetes.io/ssh-keys-source": "configmap/keys/all"},
+            "aws",
+            guests=True,
+        )
+
+    def test_a_cloud_whose_images_need_our_agent_refuses_all_of_them(self) -> None:
+        for row in machine_annotations.TABLE:
+            name = f"infranetes.io/{row.name}"
+            work = partial(machine_annotations.refuse_for_cloud, {name: "x"}, "vsphere", guests=False)
+            self.assertIn(name, str(self.assertRaises(InvalidArgument, work)))
 
     def test_every_row_sets_a_field_that_exists(self) -> None:
         known = {*attrs.fields_dict(GuestChoices), *attrs.fields_dict(Hardware), "preset"}

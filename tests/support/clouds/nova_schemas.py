@@ -129,6 +129,8 @@ class Schemas:
 
     def wrong_request(self, method: str, path: str, query: Mapping[str, str], body: object) -> list[str]:
         """Describe what is wrong with a request."""
+        if isinstance(body, dict) and "os-stop" in body:
+            return [] if body == {"os-stop": None} else ["os-stop: it has no parameters"]
         value = body if method == "POST" else {key: [each] for key, each in query.items()}
         known = _judge(method, path)
         return self.wrong(known[0], known[1], value) if known else []
@@ -136,7 +138,7 @@ class Schemas:
     def wrong_answer(self, method: str, path: str, answer: object) -> list[str]:
         """Describe what is wrong with an answer."""
         known = _judge(method, path)
-        return self.wrong(known[0], known[2], answer) if known else []
+        return self.wrong(known[0], known[2], answer) if known and answer is not None else []
 
 
 def _judge(method: str, path: str) -> tuple[str, str, str] | None:

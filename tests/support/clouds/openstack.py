@@ -29,6 +29,7 @@ from tests.support.clouds import (
     nova_schemas,
 )
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, UNANSWERED, Fault, FaultKind, Faults
+from tests.support.clouds.guest_instances import GuestInstances
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.nova_resources import PROJECT, REGION, ZONES, Json
 from tests.support.clouds.openstack_api import OpenStackApi, Refusal, addresses_of
@@ -63,6 +64,7 @@ class SimulatedOpenStack:
         access rules.
     :ivar requests: all requests, each with its `Action`. :ivar urls: their URLs.
     :ivar bodies: those of launches. :ivar vm_images: its images of VM-image pods.
+    :ivar guests: its servers without our agent.
     """
 
     def __init__(self, reactor: Any, directory: Path) -> None:
@@ -73,13 +75,14 @@ class SimulatedOpenStack:
         self._tokens: set[str] = set()
         self._stale: dict[str, Json] = {}
         self._timers: list[IDelayedCall] = []
-        self.api = OpenStackApi(self._launched, self._agent_processes.kill)
+        self.api = OpenStackApi(self._launched, self._deleted, self._stop, self._console)
         self.faults = Faults()
         self.behaviour = NORMAL
         self.launch_seconds = 0.1
         self.token_seconds = TOKEN_SECONDS
         self.fault_message = _NO_HOST
         self.vm_images = VMImageInstances(reactor, self._switched_off)
+        self.guests = GuestInstances(reactor, self._switched_off)
         self._fault: Fault | None = None  # the current call's
         self.malformed: list[str] = []
         self.requests: list[dict[str, str]] = []
@@ -126,6 +129,7 @@ class SimulatedOpenStack:
         for id in self._vms:
             self._agent_processes.kill(id)
         await self.vm_images.stop()
+        await self.guests.stop()
         await self._imds.stopListening()
         await self._port.stopListening()
         for site in self._sites:
@@ -187,6 +191,7 @@ class SimulatedOpenStack:
     def end(self, id: str) -> None:
         """Switch a server off, as somebody else would."""
         self._agent_processes.kill(id)
+        self.guests.end(id)
         nova_resources.stopped(self.api.servers[id])
 
     def add_twin(self, id: str) -> None:
@@ -201,6 +206,12 @@ class SimulatedOpenStack:
         properties = {"infranetes_image_name": called, "infranetes_image_version": version}
         image = self.api.add_image(f"machine-{secrets.token_hex(4)}", infranetes="true", **properties)
         return await self.vm_images.add(image)
+
+    async def guest_image(self, name: str) -> str:
+        """Return the id of a new image as `machine_image` does, without our agent."""
+        image = await self.machine_image(name)
+        self.guests.images.add(image)
+        return image
 
     def deregister(self, image: str) -> None:
         """Remove an image, as somebody else would."""
@@ -337,7 +348,7 @@ class SimulatedOpenStack:
             address=self.api.free_address(),
             network=asked["networks"][0]["uuid"],
             behaviour=self.behaviour,
-            identity=base64.b64decode(asked["user_data"]),
+            identity=base64.b64decode(asked.get("user_data", "")),
             image=volumes[0]["uuid"] if volumes else asked["imageRef"],
             refused=self._fault is not None and self._fault.kind is FaultKind.CAPACITY,
         )
@@ -351,6 +362,9 @@ class SimulatedOpenStack:
             nova_resources.failed(one, self.fault_message)
             return
         self.api.run(one, vm.network, vm.address)
+        if vm.image in self.guests.images:
+            self.guests.boot(vm.id, vm.address, vm.identity)
+            return
         if vm.behaviour == NO_AGENT:
             return
         directory = self._directory / vm.id
@@ -369,6 +383,21 @@ class SimulatedOpenStack:
                 },
             },
         )
+
+    def _deleted(self, id: str) -> None:
+        self._agent_processes.kill(id)
+        self.guests.end(id)
+
+    def _stop(self, id: str) -> None:
+        if id in self.guests.consoles:
+            self.guests.press(id)
+        else:
+            self._switched_off(id)
+
+    def _console(self, id: str, lines: int | None) -> str:
+        if id in self.guests.consoles:
+            return self.guests.console(id, lines)
+        return f"[    0.000000] Linux\nconsole of {id}\n"
 
     def _switched_off(self, id: str) -> None:
         """Stop a server that powers itself off; it exists until it is deleted."""

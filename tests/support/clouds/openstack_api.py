@@ -31,13 +31,23 @@ class OpenStackApi:
 
     :param launched: called with each requested server and with the request.
     :param deleted: called with the id of each server whose deletion is requested.
+    :param stop: called with the id of each server that is to be stopped.
+    :param console: returns a server's console of so many lines, or None: of all.
     :ivar page: the most servers or flavors that a list has.
     :ivar newest: the minor version of its Compute API.
     :ivar hidden: ids of servers in a cell whose database does not answer.
     """
 
-    def __init__(self, launched: Callable[[Json, Json], None], deleted: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        launched: Callable[[Json, Json], None],
+        deleted: Callable[[str], None],
+        stop: Callable[[str], None],
+        console: Callable[[str, int | None], str],
+    ) -> None:
         self._launched = launched
+        self._stop = stop
+        self._console = console
         self._deleted = deleted
         self.flavors = resources.flavors()
         self.images: dict[str, Json] = {}
@@ -107,7 +117,13 @@ class OpenStackApi:
                 return None
             case ("POST", "servers", id, "action") if "os-getConsoleOutput" in body:
                 self._server(id)
-                return {"output": f"[    0.000000] Linux\nconsole of {id}\n"}
+                return {"output": self._console(id, body["os-getConsoleOutput"]["length"])}
+            case ("POST", "servers", id, "action") if "os-stop" in body:
+                one = self._server(id)
+                if one["status"] != "ACTIVE" or one["OS-EXT-STS:task_state"]:
+                    raise Refusal(409, f"Cannot 'stop' instance {id} while it is in vm_state stopped")
+                self._stop(id)
+                return None
         raise Refusal(404, "The resource could not be found.")
 
     def _paged(self, kind: str, every: list[Json], query: dict[str, str]) -> Json:

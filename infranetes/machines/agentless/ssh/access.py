@@ -11,10 +11,12 @@ import attrs
 from twisted.conch.ssh.keys import BadKeyError, EncryptedKeyError, Key
 from twisted.internet.defer import DeferredLock
 from twisted.internet.endpoints import HostnameEndpoint
+from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
+from infranetes.machines.agent.marked import marked_endpoint
 from infranetes.machines.agentless import measuring, placing
-from infranetes.machines.agentless.access import GuestFile, IGuestAccess
+from infranetes.machines.agentless.access import SSH_PORT, GuestFile, IGuestAccess
 from infranetes.machines.agentless.measuring import Measuring
 from infranetes.machines.agentless.session import LocalCall, Served
 from infranetes.machines.agentless.ssh.commands import Commands, collected, relayed
@@ -58,8 +60,9 @@ class Login:
     user: str
     key: str = attrs.field(repr=False)
     host_key: str = ""
-    port: int = 22
+    port: int = SSH_PORT
     sudo: bool | None = None
+    marked: bool = False  # its packets have the mark by which the node lets them out to the port
 
 
 @implementer(IGuestAccess)
@@ -87,7 +90,11 @@ class SshAccess:
         self._key = _private_key(login.key)
         self._host_key = key_blob(login.host_key) if login.host_key else b""
         self._learned = learned
-        endpoint = HostnameEndpoint(reactor, login.host.encode(), login.port, timeout=CONNECT_SECONDS)
+        endpoint: IStreamClientEndpoint
+        if login.marked:
+            endpoint = marked_endpoint(reactor, login.host, login.port, CONNECT_SECONDS)
+        else:
+            endpoint = HostnameEndpoint(reactor, login.host.encode(), login.port, timeout=CONNECT_SECONDS)
         self._connections = Connections(reactor, endpoint, self._identity, self._proved)
         sudo = login.user != ROOT if login.sudo is None else login.sudo
         self._commands = Commands(reactor, self._connections, sudo)

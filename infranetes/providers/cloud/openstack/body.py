@@ -27,8 +27,9 @@ def server(
         "networks": [{"uuid": network}],
         "metadata": metadata(request, address),
         "tags": [tag(key, request.tags[key]) for key in (CLUSTER, NODE, TOKEN)],
-        "user_data": base64.b64encode(request.identity).decode(),
     }
+    if request.identity:
+        content["user_data"] = base64.b64encode(request.identity).decode()
     if settings.disk_gib:
         content["block_device_mapping_v2"] = [_volume(settings, image)]
     else:

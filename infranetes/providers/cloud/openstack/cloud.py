@@ -94,6 +94,7 @@ class OpenStackCloud:
 
     name = "openstack"
     rates: Mapping[Action, Rate] = _RATES
+    user_data_bytes = 65535 // 4 * 3  # Nova counts them in base64
 
     def __init__(
         self, settings: Settings, context: ProviderContext, prices: Mapping[str, float] = MappingProxyType({})
@@ -323,6 +324,7 @@ class OpenStackCloud:
             detail=_fault(server) if state is InstanceState.ENDED else "",
             zone=told.get(body.ZONE, ""),
             gone=status == "DELETED",
+            failed=status == "ERROR",
         )
 
     def _thd_destroy(self, driver: Driver, vm: CloudVM) -> bool:
@@ -353,6 +355,19 @@ class OpenStackCloud:
 
     def _thd_console_output(self, driver: Driver, id: str) -> str:
         return driver.console_output(id)
+
+    # ---- Guests without our agent
+
+    def _thd_power_off(self, driver: Driver, id: str) -> None:
+        try:
+            driver.stop_server(id)
+        except BaseHTTPError as error:
+            if int(error.code) != 409:
+                raise
+            raise CloudError(ErrorKind.STATE, f"server {id} can't be stopped now: {error}") from error
+
+    def _thd_console_log(self, driver: Driver, id: str) -> bytes:
+        return driver.console_log(id).encode(errors="replace")
 
     # ---- Images
 

@@ -173,6 +173,15 @@ class Driver(OpenStack_2_NodeDriver):  # type: ignore[misc]
         node = Node(id, id, NodeState.UNKNOWN, [], [], self)
         return str(self.ex_get_console_output(node, _CONSOLE_LINES).get("output") or "").strip()
 
+    def console_log(self, id: str) -> str:
+        """Return what Nova has of a server's output to its serial port."""
+        node = Node(id, id, NodeState.UNKNOWN, [], [], self)
+        return str(self.ex_get_console_output(node).get("output") or "")
+
+    def stop_server(self, id: str) -> None:
+        """Have a server's guest power off, which Nova ends after a minute. libcloud's answer hides errors."""
+        self.connection.request(f"/servers/{id}/action", method="POST", data={"os-stop": None})
+
     def flavors(self) -> list[Flavor]:
         """Return the flavors that the project may use."""
         return list(self._pages("/flavors/detail", "flavors", {}))

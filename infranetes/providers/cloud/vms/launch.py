@@ -153,7 +153,7 @@ class Launcher(Generic[D]):
             sandbox_id=spec.sandbox_id,
             number=self._ledger.count_destroyed(spec.token),
             tags=tags,
-            identity=encode(identity),
+            identity=spec.request.guest.user_data if spec.request.guest else encode(identity),
             wishes=wishes,
             image=wishes.image or spec.request.image,
         )

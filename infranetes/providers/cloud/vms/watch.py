@@ -42,6 +42,7 @@ class Watcher(Generic[D]):
 
     :param to_instance: makes what watchers are called with.
     :param destroy: starts to destroy a VM; its second argument says why.
+    :param takes_end: returns whether a VM's end is told by others.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Watcher(Generic[D]):
         ledger: Ledger,
         to_instance: Callable[[CloudVM], Instance],
         destroy: Callable[[CloudVM, str], None],
+        takes_end: Callable[[CloudVM], bool] = lambda vm: False,
     ) -> None:
         self._reactor = reactor
         self._cloud = cloud
@@ -61,6 +63,7 @@ class Watcher(Generic[D]):
         self._ledger = ledger
         self._to_instance = to_instance
         self._destroy = destroy
+        self._takes_end = takes_end
         self.watchers: list[Callable[[Instance], None]] = []
         self.destroying: set[str] = set()
         self.launching: set[str] = set()  # ids of VMs whose ends are reported by their launches
@@ -187,6 +190,8 @@ class Watcher(Generic[D]):
 
     def _report_end(self, vm: CloudVM) -> None:
         if vm.id in self.destroying or vm.id in self.launching or vm.id in self._ledger.destroyed:
+            return
+        if self._takes_end(vm):
             return
         for watcher in self.watchers:
             try:

@@ -28,7 +28,7 @@ from twisted.logger import Logger
 from zope.interface import implementer
 
 from infranetes.providers.hypervisor import GuestState, GuestStatus, GuestUsage, IHypervisor
-from infranetes.providers.machine_images import Cd
+from infranetes.providers.machine_images import DRIVES, Cd
 from infranetes.providers.qemu.host.os_errors import as_infranetes_error
 from infranetes.providers.qemu.program.qmp import QmpEvent
 from infranetes.providers.qemu.program.sockets import GUEST_AGENT
@@ -67,6 +67,8 @@ class Hypervisor:
     :param network_of: returns the network of a VM's card.
     :param has_address: returns whether a VM's guest was given its address.
     """
+
+    drives = DRIVES
 
     def __init__(
         self,

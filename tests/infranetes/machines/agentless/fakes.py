@@ -18,7 +18,7 @@ from infranetes.providers.hypervisor import (
     IConsole,
     IHypervisor,
 )
-from infranetes.providers.machine_images import Cd
+from infranetes.providers.machine_images import DRIVES, Cd
 from infranetes_common.concurrency import Notifier, deferred
 from infranetes_common.errors import InvalidArgument, NotFound, NotOffered, Unavailable
 from infranetes_common.identity import Network
@@ -85,7 +85,8 @@ class FakeHypervisor:
     :ivar viewed: where its screen and keyboard are; None: there are none.
     """
 
-    def __init__(self, state: GuestState = GuestState.PREPARED) -> None:
+    def __init__(self, state: GuestState = GuestState.PREPARED, drives: int = DRIVES) -> None:
+        self.drives = drives
         self.console = FakeConsole()
         self.calls: list[str] = []
         self.cds: list[tuple[Cd, ...]] = []

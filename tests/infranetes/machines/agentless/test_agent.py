@@ -66,6 +66,7 @@ class AgentCase(SynchronousTestCase):
         self.addCleanup(directory.cleanup)
         self.memory = GuestMemory(self.reactor.reactor, Path(directory.name) / "guests")
         self.way = FakeWay()
+        self.reached = True
         self.container = ID
         self.facts: list[PodFacts] = []
         self.agent = self.make_agent()
@@ -81,7 +82,7 @@ class AgentCase(SynchronousTestCase):
             "s1",
             "127.0.0.1",
             lambda: self.hypervisor,
-            Ways(self.reactor, "s1", lambda: [self.way]),
+            Ways(self.reactor, "s1", lambda: [self.way] if self.reached else []),
             configure,
             self.memory,
             lambda: self.container,
@@ -488,3 +489,52 @@ class SlowWayTests(AgentCase):
         ways = Ways(self.reactor, "s1", list)
         self.refused(FailedPrecondition, ways.open())
         self.assertEqual(ways.name, "none")
+
+
+class CloudTests(AgentCase):
+    """A guest of a cloud, which was told what it is told when it was launched: it has no CD drives."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.hypervisor = FakeHypervisor(drives=0)
+        self.agent = self.make_agent()
+
+    def test_no_cds_are_made_for_it(self) -> None:
+        self.run_guest()
+        self.assertEqual(self.hypervisor.calls, ["execute"])
+        self.assertEqual(self.facts, [])
+
+    def test_what_its_pod_mounts_reaches_it_once_it_answers(self) -> None:
+        self.do(self.secret(b"one"))
+        self.do(self.put("v2", Entry(b"", FILE, 0o644, 0, 0, 3, 1), b"all", file=True))
+        self.way.answer = Unavailable("it boots")
+        self.create(("/etc/secret", "v1"), ("/etc/one", "v2"), ("/dev/termination-log", "v2"))
+        self.assertEqual(self.way.files, {})
+        self.do(self.agent.start(ID))
+        self.reactor.advance(0)
+        self.assertEqual(self.way.files, {})
+        self.way.answer = None
+        self.reactor.advance(BRING_AGAIN_SECONDS)
+        self.assertEqual(self.way.files, {"/etc/secret": {"key": b"one"}})
+        [ran] = self.way.ran
+        self.assertEqual(ran[-2:], ("/etc/one", "644"))
+
+    def test_what_changes_reaches_it_too(self) -> None:
+        self.do(self.secret(b"one"))
+        self.run_guest(("/etc/secret", "v1"))
+        self.reactor.advance(0)
+        self.do(self.secret(b"two"))
+        self.assertEqual(self.way.files, {"/etc/secret": {"key": b"two"}})
+
+    def test_a_mount_is_refused_if_nothing_reaches_the_guest(self) -> None:
+        self.reached = False
+        self.agent = self.make_agent()
+        self.do(self.secret(b"one"))
+        said = self.refused(InvalidArgument, self.creation(("/etc/secret", "v1")))
+        self.assertIn("/etc/secret", said)
+        self.assertIn("infranetes.io/guest: ssh", said)
+        self.create(("/var/run/secrets/kubernetes.io/serviceaccount", "v1"))
+
+    def test_a_volume_that_is_a_disk_is_refused(self) -> None:
+        self.do(self.agent.mount_disk("pvc-1", "ext4"))
+        self.assertIn("disk", self.refused(InvalidArgument, self.creation(("/data", "pvc-1"))))

@@ -120,6 +120,10 @@ class Makers:
         self.facts.append(facts)
         return _Nothing()
 
+    async def user_data(self, facts: PodFacts, choices: GuestChoices) -> bytes:
+        self.choices.append(choices)
+        return b"#cloud-config\n{}\n"
+
 
 class GuestNode(FakeNode):
     """A node whose pods are guests without our agent."""
