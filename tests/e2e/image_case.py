@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from twisted.internet.threads import deferToThread
 
 from infranetes_common.wire import cri
 from tests.e2e.pod_case import PodCase
+from tests.harness.needs import TOOLS
 from tests.support import oci
 from tests.support.registry import Registry
 
@@ -55,6 +57,20 @@ class ImagePodCase(PodCase):
     async def says(self, words: str, name: str = "main", seconds: float = 60.0) -> None:
         """Wait until the guest has written this to its console."""
         await self.until(lambda: words in self.console(name), f"the console has {words!r}", seconds)
+
+    async def type_in(self, container: str, words: str) -> str:
+        """Attach to the console, type this, and return what was shown until then."""
+        endpoint = ("--runtime-endpoint", f"unix://{self.socket}")
+        command = [str(TOOLS / "crictl"), *endpoint, "attach", "-i", container]
+        process = await deferToThread(
+            subprocess.Popen, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(words.encode())
+        process.stdin.flush()
+        await self.sleep(3.0)
+        process.kill()
+        return str((await deferToThread(process.stdout.read)).decode(errors="replace"))
 
     async def address(self, sandbox: str) -> str:
         """Return the address of a pod."""

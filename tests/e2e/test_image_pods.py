@@ -19,7 +19,7 @@ from twisted.internet.threads import deferToThread
 from infranetes_common.wire import cri
 from tests.e2e.image_case import ImagePodCase
 from tests.guests import catalogue
-from tests.harness.needs import TOOLS, needs_guests
+from tests.harness.needs import needs_guests
 from txgrpc import Code
 
 STARTED = "tiny: started"
@@ -71,20 +71,6 @@ class TinyGuestTests(ImagePodCase):
                 return page
             await self.sleep(1.0)
         self.fail(f"there is no page:\n{self.console()}")
-
-    async def type_in(self, container: str, words: str) -> str:
-        """Attach to the console, type this, and return what was shown until then."""
-        endpoint = ("--runtime-endpoint", f"unix://{self.socket}")
-        command = [str(TOOLS / "crictl"), *endpoint, "attach", "-i", container]
-        process = await deferToThread(
-            subprocess.Popen, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(words.encode())
-        process.stdin.flush()
-        await self.sleep(3.0)
-        process.kill()
-        return str((await deferToThread(process.stdout.read)).decode(errors="replace"))
 
     async def test_its_life_over_a_killed_daemon(self) -> None:
         sandbox, container = await self.begun()
@@ -206,3 +192,31 @@ class TinyGuestTests(ImagePodCase):
             for pid in found.stdout.split()
             if any(vm in Path(f"/proc/{pid}/cmdline").read_text() for vm in vms)
         ]
+
+
+@needs_guests("tiny.qcow2")
+class BesideContainersTests(ImagePodCase):
+    """A node whose pods are of containers, and a handler whose pods are VM images."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        del self.config["imgprovider"]
+        self.config["handlers"] = {"vm": {"images": "machine"}}
+
+    async def test_pods_of_both_kinds_reach_each_other(self) -> None:
+        await self.start()
+        image = await self.pulled("tiny", catalogue.path("tiny.qcow2"))
+        request = cri.RunPodSandboxRequest(config=self.pod("web", hostname="web-0"), runtime_handler="vm")
+        (self.log_directory / "web").mkdir(exist_ok=True)
+        guest = str((await self.runtime.RunPodSandbox(request, timeout=600.0)).pod_sandbox_id)
+        await self.run_container(guest, self.guest(image, stdin=True, tty=True))
+        containers = await self.run_pod("others")
+        other = await self.run_container(containers, self.box(script="httpd -p 8081 -h /etc; sleep 6000"))
+        await self.says(STARTED)
+        address, its = await self.address(guest), await self.address(containers)
+        fetch = f"wget -qO - http://{address}:8080/ | grep {address}"
+        ran = await self.execute(other, "sh", "-c", f"for i in $(seq 60); do {fetch} && break; sleep 1; done")
+        self.assertIn(f"address={address}", ran.stdout.decode())
+        (status,) = await self.containers(pod_sandbox_id=guest)
+        await self.type_in(status.id, f"\nwget -qO - http://{its}:8081/hostname; echo fetched $?\n")
+        await self.says("fetched 0", seconds=90.0)
