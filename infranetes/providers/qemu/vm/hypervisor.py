@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock, TimeoutError
 from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.logger import Logger
@@ -46,6 +46,7 @@ from infranetes_common.identity import Network
 from infranetes_common.reactors import IReactor
 
 _SECONDS = 10.0  # for an answer of QEMU's
+_SEEN_SECONDS = 0.5  # in which the end of a process is seen
 _QUIT_SECONDS = 3.0  # for QEMU to say that it ends, and to end
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 15.0
 _SWITCHED_OFF = 137  # as of a process that is killed
@@ -238,11 +239,18 @@ class Hypervisor:
             try:
                 return self._understood(await self._command("query-status"))
             except InfranetesError:
+                await self._end_in_sight()
                 if not self._gone and not self._ended:
                     raise
         if not self._ended:
             return self._crashed_hypervisor()
         return self._as_status(GuestState.RUNNING)
+
+    async def _end_in_sight(self) -> None:
+        """Wait a moment for the end of a QEMU that does not answer: its sockets close before that is seen."""
+        if self._vm.process is not None and not self._gone:
+            with contextlib.suppress(TimeoutError):
+                await self._vm.process.ended().addTimeout(_SEEN_SECONDS, self._reactor)
 
     def _understood(self, answer: object) -> GuestStatus:
         state = str(answer.get("status")) if isinstance(answer, dict) else ""
