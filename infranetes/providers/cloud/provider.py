@@ -437,7 +437,7 @@ class CloudProvider(Generic[D]):
         host = vm.public_address if public else vm.private_address
         guest = self._guests is not None and vm.token in self._guests
         # The end of a guest is its hypervisor's to tell: the VM is there until it is destroyed.
-        kept = guest and vm.state is InstanceState.ENDED and not vm.gone
+        kept = guest and vm.state is InstanceState.ENDED
         return Instance(
             id=vm.id,
             token=vm.token,

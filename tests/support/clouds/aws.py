@@ -36,6 +36,7 @@ from tests.support.clouds.ec2_types import Ec2Types
 from tests.support.clouds.ec2_volumes import Ec2Volumes
 from tests.support.clouds.ec2errors import error, refusal
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, FaultKind, Faults
+from tests.support.clouds.guest_instances import GuestInstances
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.imds import Imds
 from tests.support.clouds.moto_calls import MotoCalls
@@ -67,7 +68,7 @@ class SimulatedAws:
     :ivar faults: what goes wrong. :ivar behaviour: that of instances that are launched from now on.
     :ivar boot_seconds: for how long these are pending.
     :ivar user_data: the metadata service's user data, by address. :ivar imds: that service.
-    :ivar vm_images: its images of VM-image pods.
+    :ivar vm_images: its images of VM-image pods. :ivar guests: its instances without our agent.
     :ivar malformed: faults of requests by AWS' model of the API. :ivar endings: the ends of its instances.
     :ivar buckets: the account's token buckets, which limit all its nodes' calls; None: there is no limit.
     """
@@ -91,6 +92,7 @@ class SimulatedAws:
         self.malformed: list[str] = []
         self.buckets: Ec2Buckets | None = None
         self.vm_images = VMImageInstances(reactor, self._switched_off)
+        self.guests = GuestInstances(reactor, self._guest_is_off)
         self._deregistered: set[str] = set()
         self.imds = Imds(self.user_data)
         self._imds_site = ClosableSite(self.imds)
@@ -126,6 +128,7 @@ class SimulatedAws:
             self._turn_off(id)
         await deferToThread(self._thd_end_all)
         await self.vm_images.stop()
+        await self.guests.stop()
         for port in (self._imds, self._proxy):
             await port.stopListening()
         await self._calls.stop()
@@ -237,6 +240,12 @@ class SimulatedAws:
         self.ec2.create_tags(Resources=[id], Tags=tagged)
         return await self.vm_images.add(id)
 
+    async def guest_image(self, name: str) -> str:
+        """Return the id of a new image as `machine_image` does, without our agent."""
+        image = await self.machine_image(name)
+        self.guests.images.add(image)
+        return image
+
     def deregister(self, image: str) -> None:
         """Remove an image, as somebody else would."""
         self.vm_images.images.remove(image)
@@ -302,6 +311,11 @@ class SimulatedAws:
         image = parameters.get("ImageId", "")
         if image in self._deregistered:
             return 400, error("InvalidAMIID.NotFound", f"The image id '[{image}]' does not exist")
+        if action == "StopInstances" and parameters["InstanceId.1"] in self.guests.consoles:
+            self.guests.press(parameters["InstanceId.1"])
+            return self.endings.stopping(parameters)
+        if action == "GetConsoleOutput" and parameters["InstanceId"] in self.guests.consoles:
+            return 200, moto_answers.console(self.guests.console(parameters["InstanceId"], None)[-65536:])
         status, body = await self._calls.ask(parameters)
         if action == "TerminateInstances":
             status, body = self.endings.answer(parameters, (status, body))
@@ -354,6 +368,9 @@ class SimulatedAws:
 
     def _boot(self, vm: Vm) -> None:
         vm.booted = True
+        if vm.image in self.guests.images:
+            self.guests.boot(vm.id, vm.address, self.user_data[vm.address])
+            return
         if vm.behaviour != NO_AGENT:
             self._turn_on(vm)
 
@@ -366,6 +383,7 @@ class SimulatedAws:
         self._agent_processes.run(vm.id, self._agent_config(vm))
 
     def _turn_off(self, id: str) -> None:
+        self.guests.end(id)
         self._agent_processes.kill(id)
 
     def reboot(self, id: str) -> None:
@@ -387,6 +405,12 @@ class SimulatedAws:
                 "endpoint": f"http://{vm.address}:{self._imds.getHost().port}",
             },
         }
+
+    def _guest_is_off(self, id: str) -> None:
+        """Show an instance as stopped, whose power button was pressed."""
+        stopping = {"Action": "StopInstances", "InstanceId.1": id, "Version": "2016-11-15"}
+        Deferred.fromCoroutine(self._calls.ask(stopping)).addErrback(lambda _: None)
+        self._turn_off(id)
 
     def _switched_off(self, id: str) -> None:
         """End an instance that powers itself off."""

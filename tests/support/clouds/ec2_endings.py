@@ -14,6 +14,7 @@ State = tuple[int, str]
 """A state's code and name."""
 
 RUNNING, TERMINATED, SHUTTING_DOWN = (16, "running"), (48, "terminated"), (32, "shutting-down")
+STOPPING = (64, "stopping")
 _NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15/"
 _NO_INTERFACE = b"InvalidNetworkInterfaceID.NotFound"
 _ITEM = re.compile(rb"<instanceId>(i-[0-9a-f]+)</instanceId>")
@@ -47,6 +48,10 @@ class Ec2Endings:
             self._until.setdefault(id, self._now() + (self.seconds if status == 200 else 0))
         return 200, _answer({id: (before[id], self._state(id)) for id in ids})
 
+    def stopping(self, form: Mapping[str, str]) -> tuple[int, bytes]:
+        """Return the answer to StopInstances."""
+        return 200, _answer({id: (RUNNING, STOPPING) for id in _ids(form)}, "StopInstances")
+
     def ignored(self, form: Mapping[str, str]) -> tuple[int, bytes]:
         """Return the answer to a TerminateInstances that has no effect."""
         return 200, _answer({id: (RUNNING, SHUTTING_DOWN) for id in _ids(form)})
@@ -73,15 +78,15 @@ def _ids(form: Mapping[str, str]) -> list[str]:
     return [value for name, value in form.items() if name.startswith("InstanceId.")]
 
 
-def _answer(states: Mapping[str, tuple[State, State]]) -> bytes:
-    """Return the answer to TerminateInstances. :param states: before and after it."""
+def _answer(states: Mapping[str, tuple[State, State]], action: str = "TerminateInstances") -> bytes:
+    """Return the answer to an action that ends instances. :param states: before and after it."""
     items = "".join(
         f"<item><instanceId>{id}</instanceId>{_of('previousState', before)}{_of('currentState', now)}</item>"
         for id, (before, now) in states.items()
     )
     return (
-        f'<TerminateInstancesResponse xmlns="{_NAMESPACE}"><requestId>r</requestId>'
-        f"<instancesSet>{items}</instancesSet></TerminateInstancesResponse>"
+        f'<{action}Response xmlns="{_NAMESPACE}"><requestId>r</requestId>'
+        f"<instancesSet>{items}</instancesSet></{action}Response>"
     ).encode()
 
 

@@ -26,6 +26,7 @@ class GuestInstances:
 
     :param off: called with each that powers itself off.
     :ivar images: of these instances. :ivar obeys: whether they power off when their power button is pressed.
+    :ivar user_data: what each was told.
     :ivar consoles: what each has written to its console. :ivar pressed: whose power button was pressed.
     """
 
@@ -37,11 +38,13 @@ class GuestInstances:
         self._starting: list[Deferred[object]] = []
         self.images: set[str] = set()
         self.obeys = True
+        self.user_data: dict[str, bytes] = {}
         self.consoles: dict[str, str] = {}
         self.pressed: list[str] = []
 
     def boot(self, id: str, address: str, user_data: bytes) -> None:
         """Boot an instance."""
+        self.user_data[id] = user_data
         self.say(id, f"[    0.000000] Linux\nbooted with {len(user_data)} bytes of user-data\n")
         keys = keys_in(user_data)
         if keys is not None:

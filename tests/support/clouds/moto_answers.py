@@ -4,6 +4,7 @@ none."""
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -72,3 +73,11 @@ def tags_of(ec2: Any, ids: Sequence[str]) -> dict[str, dict[str, str]]:  # Any: 
     for each in ec2.describe_tags(Filters=only)["Tags"]:
         found.setdefault(each["ResourceId"], {})[each["Key"]] = each["Value"]
     return {id: found.get(has, {}) for id, has in tagged.items()}
+
+
+def console(output: str) -> bytes:
+    """Return EC2's answer with the output of a console."""
+    return (
+        '<GetConsoleOutputResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">'
+        f"<output>{base64.b64encode(output.encode()).decode()}</output></GetConsoleOutputResponse>"
+    ).encode()

@@ -39,10 +39,12 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument
 _ID = re.compile(r"i-[0-9a-f]{8,17}")
 _SUBNET = "subnet-"  # the prefix of subnets' ids
 _MAX_USER_DATA = 16 * 1024  # bytes, before base64
+# The reasons of ends that are the guest's, or that somebody has asked for.
+_ASKED_FOR = ("Client.InstanceInitiatedShutdown", "Client.UserInitiatedShutdown")
 _STATES = {
     "pending": InstanceState.PENDING,
     "running": InstanceState.RUNNING,
-    "stopping": InstanceState.ENDED,
+    "stopping": InstanceState.PENDING,  # what ran stays RUNNING in the ledger
     "stopped": InstanceState.ENDED,
     "shutting-down": InstanceState.ENDED,
     "terminated": InstanceState.ENDED,
@@ -64,6 +66,7 @@ class AwsCloud:
 
     name = "aws"
     rates: Mapping[Action, Rate] = _RATES
+    user_data_bytes = _MAX_USER_DATA
 
     def __init__(self, settings: Settings, context: ProviderContext, book: OfferBook[Driver]) -> None:
         self._settings = settings
@@ -190,7 +193,7 @@ class AwsCloud:
                 name=f"infranetes-{request.sandbox_id[:12]}",
                 instance_type=request.size,
                 image=image,
-                user_data=request.identity.decode(),
+                user_data=request.identity,
                 key_name=settings.key_name,
                 subnet=subnet,
                 security_groups=groups,
@@ -264,6 +267,14 @@ class AwsCloud:
     def _thd_console_output(self, driver: Driver, id: str) -> str:
         return driver.console_output(id)
 
+    # ---- Guests without our agent
+
+    def _thd_power_off(self, driver: Driver, id: str) -> None:
+        driver.stop_instance(id)
+
+    def _thd_console_log(self, driver: Driver, id: str) -> bytes:
+        return driver.console_log(id)
+
 
 def _vm(instance: Instance) -> CloudVM:
     extra, tags = instance.extra, instance.extra["tags"]
@@ -282,7 +293,13 @@ def _vm(instance: Instance) -> CloudVM:
         detail=_why_ended(extra) if ended else "",
         zone=extra.get("availability") or "",
         gone=extra.get("status") == "terminated",
+        failed=ended and _has_failed(extra),
     )
+
+
+def _has_failed(extra: InstanceExtra) -> bool:
+    reason = extra.get("state_reason") or ""
+    return bool(reason) and not reason.startswith(_ASKED_FOR)
 
 
 def _why_ended(extra: InstanceExtra) -> str:

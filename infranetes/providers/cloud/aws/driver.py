@@ -17,12 +17,14 @@ libcloud is untyped; from here on its answers have the types of `libcloud_types`
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
+from libcloud.common.exceptions import BaseHTTPError
 from libcloud.compute.base import Node, NodeImage, NodeSize, StorageVolume, VolumeSnapshot
 from libcloud.compute.drivers.ec2 import NAMESPACE, EC2Connection, EC2NetworkSubnet, EC2NodeDriver
 from libcloud.compute.types import NodeState
@@ -183,7 +185,7 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
         name: str,
         instance_type: str,
         image: str,
-        user_data: str,
+        user_data: bytes,
         key_name: str,
         subnet: str,
         security_groups: Sequence[str],
@@ -220,6 +222,22 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
     def console_output(self, id: str) -> str:
         """Return the end of an instance's console output."""
         return str(self.ex_get_console_output(self._node(id)).get("output") or "").strip()
+
+    def console_log(self, id: str) -> bytes:
+        """Return what an instance wrote to its serial port last, at most 64 KiB.
+
+        Only instances of the Nitro system tell it while they run; others after boots and ends."""
+        try:
+            answer = self.request("GetConsoleOutput", InstanceId=id, Latest="true")
+        except BaseHTTPError as error:
+            if "UnsupportedOperation" not in str(error):
+                raise
+            answer = self.request("GetConsoleOutput", InstanceId=id)
+        return base64.b64decode(text(answer, "output"))
+
+    def stop_instance(self, id: str) -> None:
+        """Ask an instance's system to power off, which EC2 ends after some minutes."""
+        self.request("StopInstances", **{"InstanceId.1": id})
 
     def attach(self, volume: str, instance: str, device: str) -> None:
         """Ask for a volume to be attached."""
