@@ -50,6 +50,16 @@ class WordsTests(SynchronousTestCase):
             error = classify(f'level=fatal msg="{words}"', parse("example.org/web:1"))
             self.assertIsInstance(error, Unauthenticated, words)
 
+    def test_ports_and_digests_are_not_taken_for_what_a_server_answers(self) -> None:
+        for number in (401, 403, 404, 429, 500):
+            words = f"dial tcp 127.0.0.1:{number}39: connect: connection refused"
+            self.assertIsInstance(classify(f'level=fatal msg="{words}"', parse("h/x:1")), Unavailable, words)
+            words = f"Digest did not match, expected sha256:ab{number}cd, got sha256:{number}"
+            told = str(classify(f'level=fatal msg="{words}"', parse("h/x:1")))
+            self.assertIn("does not match its digest", told)
+        for words, kind in (("received 404 Not Found", NotFound), ("status code 401", Unauthenticated)):
+            self.assertIsInstance(classify(f'level=fatal msg="{words}"', parse("h/x:1")), kind)
+
     def test_the_end_of_long_words_has_no_half_of_a_secret(self) -> None:
         url = f"https://b.s3.example/x?X-Amz-Signature=ab&X-Amz-Security-Token={'Planted' * 128}"
         for words in (rf'level=fatal msg="copying: Get \"{url}\": i/o timeout"', f'Get "{url}": i/o timeout'):

@@ -165,9 +165,14 @@ class QemuSnapshots:
             rests = await run_in_thread(self._reactor, self._rests)
             if rests:
                 await self._attacher.end_mirrors()
-                await run_in_thread(self._reactor, remove_rests, rests)
+                async with self._room:  # what this daemon makes meanwhile is no rest
+                    await run_in_thread(self._reactor, self._remove_again, rests)
         except (InfranetesError, OSError) as error:
             _log.warn("a copy that an earlier daemon began is not cleaned up for now: {error}", error=error)
+
+    def _remove_again(self, seen: Sequence[Path]) -> None:
+        """Remove the rests that were seen before, and still are."""
+        remove_rests({*seen} & {*self._rests()})
 
     def _rests(self) -> Sequence[Path]:
         return [*self._files.rests(), *self._volumes.rests()]

@@ -15,7 +15,7 @@ from twisted.trial.unittest import TestCase
 from infranetes.providers.qemu.volumes import copies, sparse_files
 from infranetes.providers.qemu.volumes.volumes import QemuVolumes
 from infranetes.providers.volumes import FromSnapshot, FromVolume, IHasSnapshots
-from infranetes_common.concurrency import Flight
+from infranetes_common.concurrency import Flight, sleep
 from infranetes_common.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
 from tests.contract.snapshots import SnapshotsContract
 from tests.harness.needs import needs_mounts, needs_programs
@@ -165,6 +165,19 @@ class CopiedTests(FileCase, SnapshotsContract):
         self.patch(after._attacher, "end_mirrors", end)
         await after.snapshots.sweep()
         self.assertEqual(asked, [])
+
+    async def test_what_is_made_while_it_goes_is_left_alone(self) -> None:
+        after = self.daemon()
+        new, made = self.directory / "data.raw.new", self.directory / "data.raw"
+        self.directory.mkdir(exist_ok=True)
+        new.touch()
+        await after._lock.acquire()  # as `create` does
+        sweeping = after.snapshots.sweep()
+        await sleep(reactor, 0.2)
+        new.replace(made)
+        after._lock.release()
+        await sweeping
+        self.assertTrue(made.exists())
 
     async def test_a_directory_that_can_not_be_is_named(self) -> None:
         await self.volumes.create("data", MIB)
