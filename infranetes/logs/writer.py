@@ -4,8 +4,9 @@
 A checkpoint says: all records up to `cursor` are in files, and the last of them ends at byte `size` of the
 file with `inode`. It is saved now and then, and always before the first byte goes into another file. So
 however the daemon ends, at most that one file has bytes beyond the checkpoint, and these begin what the
-records after `cursor` render to. The next daemon reads those records again, skips what the file has already,
-and continues, in the middle of a line if need be.
+records after `cursor` render to, but for times that are those of reading, as a serial console's. The next
+daemon reads those records again, skips what the file has already, and continues, in the middle of a line if
+need be.
 
     the file that the checkpoint names    at the log's path is        writing continues in
     at the log's path                     that file                   it
@@ -17,6 +18,7 @@ and continues, in the middle of a line if need be.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol, TypeVar, TypeVarTuple
@@ -58,6 +60,14 @@ class InThread(Protocol):
     """Makes a blocking call elsewhere: `batched`, or `run_in_thread`."""
 
     def __call__(self, reactor: IReactor, work: Callable[[*Ts], T], /, *args: *Ts) -> Awaitable[T]: ...
+
+
+_TIME = re.compile(rb"^.{1,%d}" % len(timestamp(0)), re.MULTILINE)
+
+
+def _untimed(lines: bytes) -> bytes:
+    """Return whole lines, the last of which may be cut, without their times, and as long."""
+    return _TIME.sub(lambda found: b"-" * len(found[0]), lines)
 
 
 class LogWriter:
@@ -114,7 +124,8 @@ class LogWriter:
         self.cursor = record.cursor
         if self._tail:
             known = min(len(data), len(self._tail) - self._matched)
-            if self._tail.startswith(data[:known], self._matched):
+            there = self._tail[self._matched : self._matched + known]
+            if there == data[:known] or _untimed(there) == _untimed(data[:known]):
                 data = data[known:]
                 self._matched += known
             else:

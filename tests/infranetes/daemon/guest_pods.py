@@ -50,6 +50,9 @@ class GuestPods(MachineCalls):
         self.assertEqual((ended.exit_code, ended.reason), (0, "Completed"))
         self.assertEqual(self.world.guests.pressed[0], vm.id)
         await self.logs("reboot: Power down")
+        text = (self.log_directory / "web" / "main.log").read_text()
+        for words in ("booted with", "words of the guest", "Power down"):
+            self.assertEqual(text.count(words), 1, "no line is logged twice")
         await self.not_ready()
         await self.stop_pod(sandbox)
         await self.remove_pod(sandbox)

@@ -179,6 +179,32 @@ class LogTests(LogTestCase):
         self.assertEqual(world.source.asked[-1], "6")
         self.assert_exact(world)
 
+    def test_lines_whose_time_is_that_of_reading_are_known_again(self) -> None:
+        world = self.world(some(10))
+        world.source.emit(6)
+        before = world.content()
+        world.kill()
+        world.source.lose()
+        for each in world.source.records:
+            each.time_nanos += 3_000_000_000
+        world.begin()
+        world.source.end()
+        content = world.content()
+        self.assertEqual(content[: len(before)], before, "what is there stays")
+        self.assertEqual(content[len(before) :], expected(world.source.records[6:]))
+
+    def test_other_lines_are_no_ones_that_were_read_before(self) -> None:
+        world = self.world(some(10))
+        world.source.emit(6)
+        before = world.content()
+        world.kill()
+        world.source.lose()
+        for each in world.source.records:
+            each.line = each.line.replace(b"x", b"y")
+        world.begin()
+        world.source.end()
+        self.assertEqual(world.content(), before + expected(world.source.records))
+
 
 class RotationTests(LogTestCase):
     def test_until_reopen_lines_go_to_the_renamed_file_then_to_a_new_one(self) -> None:
