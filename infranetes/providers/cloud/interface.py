@@ -112,6 +112,7 @@ class LaunchRequest:
     # The document for the agent, with a private key; of an image without our agent, its user-data.
     identity: bytes = attrs.field(repr=False)
     wishes: Wishes
+    agentless: bool = False  # whether the image is without our agent
     image: str = ""  # "": the configured one
     size: str = ""
     zone: str = ""  # one of `Cloud.zones`

@@ -101,7 +101,8 @@ class GuestPods(MachineCalls):
         ):
             said = await self.refused(Code.INVALID_ARGUMENT, self.run_pod(annotations=asked))
             self.assertIn(words, said)
-        large = {**SSH, "infranetes.io/user-data": "#cloud-config\nruncmd: [" + "x" * 60000 + "]"}
+        # As it is in base64, it is over what any cloud takes.
+        large = {**SSH, "infranetes.io/user-data": "#cloud-config\nruncmd: [" + "\u00e4" * 110_000 + "]"}
         sandbox = await self.run_pod(annotations=large)
         said = await self.refused(Code.INVALID_ARGUMENT, self.create(sandbox, self.machine()))
         self.assertIn("user-data", said)

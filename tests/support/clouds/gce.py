@@ -36,6 +36,7 @@ from tests.support.clouds.gce_operations import Refusal, Task
 from tests.support.clouds.gce_quotas import GceQuotas
 from tests.support.clouds.gce_resources import PROJECT, ZONES, Json
 from tests.support.clouds.google_identity import ACCOUNT, COMPUTE, PERSON, PLATFORM, GoogleIdentity, Holder
+from tests.support.clouds.guest_instances import GuestInstances
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
 
@@ -78,15 +79,18 @@ class SimulatedGce:
         self.storage_tokens: set[str] = set()
         self._stale: dict[str, Json] = {}
         self._timers: list[IDelayedCall] = []
-        self.api = Gce(self._launched, self._agent_processes.kill)
+        self.api = Gce(self._launched, self._ended)
         self.api.operations.later = lambda work: self._timers.append(
             reactor.callLater(self.operation_seconds, work)
         )
         self.faults = Faults()
         self.behaviour = NORMAL
         self.operation_seconds = 0.1
+        self._zones: dict[str, str] = {}  # by instances' names
         self.quotas: GceQuotas | None = None
         self.vm_images = VMImageInstances(reactor, self._switched_off)
+        self.guests = GuestInstances(reactor, self.end)
+        self.api.press, self.api.console = self.guests.press, self._console
         self.refusal = (
             "ZONE_RESOURCE_POOL_EXHAUSTED",
             "The zone does not have enough resources available to fulfill the request.",
@@ -123,6 +127,7 @@ class SimulatedGce:
         for name in self._vms:
             self._agent_processes.kill(name)
         await self.vm_images.stop()
+        await self.guests.stop()
         await self._imds.stopListening()
         await self._port.stopListening()
         for site in self._sites:
@@ -220,6 +225,12 @@ class SimulatedGce:
         image = f"machine-{secrets.token_hex(4)}"
         self.api.add_image(image, labels={"infranetes": "true", **labels})
         return await self.vm_images.add(f"projects/{PROJECT}/global/images/{image}")
+
+    async def guest_image(self, name: str) -> str:
+        """Return the path of a new image as `machine_image` does, without our agent."""
+        image = await self.machine_image(name)
+        self.guests.images.add(image)
+        return image
 
     def deregister(self, image: str) -> None:
         """Remove an image, as somebody else would."""
@@ -323,8 +334,9 @@ class SimulatedGce:
 
     def _launched(self, one: Json, task: Task) -> None:
         items = {each["key"]: each["value"] for each in one["metadata"]["items"]}
+        self._zones[one["name"]] = task.zone
         address = one["networkInterfaces"][0]["networkIP"]
-        identity = items["infranetes-identity"].encode()
+        identity = items.get("infranetes-identity", items.get("user-data", "")).encode()
         image = self.bodies[-1]["disks"][0]["initializeParams"]["sourceImage"]
         vm = self._vms[one["name"]] = _Vm(one["name"], address, self.behaviour, identity, image)
         if self.refused is not None:
@@ -342,6 +354,9 @@ class SimulatedGce:
             return
         one["status"] = "RUNNING"
         self.api.operations.finish(task)
+        if vm.image in self.guests.images:
+            self.guests.boot(f"{task.zone}.{vm.name}", vm.address, vm.identity)
+            return
         if vm.behaviour == NO_AGENT:
             return
         directory = self._directory / vm.name
@@ -360,6 +375,14 @@ class SimulatedGce:
                 },
             },
         )
+
+    def _ended(self, name: str) -> None:
+        self._agent_processes.kill(name)
+        self.guests.end(f"{self._zones.get(name)}.{name}")
+
+    def _console(self, name: str) -> str:
+        id = f"{self._zones.get(name)}.{name}"
+        return self.guests.console(id, None) if id in self.guests.consoles else "Welcome to the guest\r\n"
 
     def _switched_off(self, id: str) -> None:
         """Stop an instance that powers itself off; it exists until it is deleted."""

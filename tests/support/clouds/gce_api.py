@@ -45,11 +45,14 @@ class Gce:
 
     :param launched: called with each instance that is created; starts its agent, and reports when it runs.
     :param ended: called with each instance that stops executing.
+    :ivar press: called with each instance that is to be stopped. :ivar console: returns what one has written.
     """
 
     def __init__(self, launched: Callable[[Json, Task], None], ended: Callable[[str], None]) -> None:
         self._launched = launched
         self._ended = ended
+        self.press: Callable[[str], None] = lambda id: self.stop(*id.split(".", 1))
+        self.console: Callable[[str], str] = lambda name: "Welcome to the guest\r\n"
         self.instances: dict[tuple[str, str], Json] = {}
         self._deleted: set[tuple[str, str]] = set()
         self.operations = Operations()
@@ -126,8 +129,13 @@ class Gce:
                 return {
                     "kind": "compute#serialPortOutput",
                     "selfLink": f"{one['selfLink']}/serialPort",
-                    "contents": "Welcome to the guest\r\n",
+                    "contents": self.console(name),
                 }
+            case ("POST", "instances", name, "stop"):
+                one = self._there(self.instances.get((zone, name)), name)
+                one["status"] = "STOPPING"
+                self.press(f"{zone}.{name}")
+                return self.operations.begin(zone, "stop", one).answer
             case ("DELETE", "instances", name):
                 return self._delete(self._there(self.instances.get((zone, name)), name), zone)
             case ("GET", "operations"):

@@ -10,6 +10,7 @@ from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.interface import LaunchRequest
 
 IDENTITY = "infranetes-identity"  # the attribute where the agent finds its identity
+USER_DATA = "user-data"  # where cloud-init looks
 # A pod may do what its account's roles allow: the scope restricts nothing.
 _PODS_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
@@ -24,6 +25,7 @@ def instance(
     zone, wishes = request.zone, request.wishes
     account = wishes.instance_profile or settings.service_account
     tags = list(wishes.security_groups or settings.tags)
+    key = USER_DATA if request.agentless else IDENTITY
     return {
         **_shielded(settings),
         "name": name_of(request.token, request.number),
@@ -36,7 +38,7 @@ def instance(
         "tags": {"items": tags},
         "metadata": {
             "items": [
-                {"key": IDENTITY, "value": request.identity.decode()},
+                *([{"key": key, "value": request.identity.decode()}] if request.identity else []),
                 {"key": "block-project-ssh-keys", "value": "TRUE"},
             ]
         },

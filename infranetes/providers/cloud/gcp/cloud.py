@@ -59,6 +59,7 @@ _STATES = {  # a VM in any other state has ended
     "RUNNING": InstanceState.RUNNING,
     "REPAIRING": InstanceState.PENDING,  # a VM that ran stays RUNNING in the ledger until it is seen to end
 }
+_PREEMPTION = "preempted"
 _PREEMPTED = 'operationType = "compute.instances.preempted"'
 _MAX_DETAILS = 1000
 
@@ -73,6 +74,7 @@ class GcpCloud:
 
     name = "gcp"
     rates: Mapping[Action, Rate] = _RATES
+    user_data_bytes = 256 * 1024  # of an attribute
 
     def __init__(self, settings: Settings, context: ProviderContext, book: OfferBook[Driver]) -> None:
         self._settings = settings
@@ -163,6 +165,12 @@ class GcpCloud:
         offer = next((one for one in self.offers if one.name == request.size), None)
         if offer is None or request.zone not in offer.zones:
             raise CloudError(ErrorKind.CAPACITY, f"zone {request.zone} does not offer {request.size}")
+        try:
+            request.identity.decode()
+        except UnicodeDecodeError:
+            raise CloudError(
+                ErrorKind.INVALID, "GCP takes text alone as user-data, and this is none"
+            ) from None
         address = self._thd_reserved(driver, request.wishes.elastic_address)
         id = id_of(request.zone, name_of(request.token, request.number))
         gib = 0 if request.image else self._disk_gib
@@ -234,6 +242,9 @@ class GcpCloud:
         interface: NetworkInterface = interfaces[0] if interfaces else {}
         accesses = interface.get("accessConfigs") or ()
         state = _STATES.get(instance.get("status", ""), InstanceState.ENDED)
+        if instance.get("status") == "STOPPING" and _is_agentless(instance):
+            state = InstanceState.PENDING  # its guest is powering off: what ran stays RUNNING in the ledger
+        detail = self._thd_detail(driver, instance) if state is InstanceState.ENDED else ""
         return CloudVM(
             id=id_of(last(instance["zone"]), instance["name"]),
             token=value(labels.get(TOKEN, "")),
@@ -243,8 +254,9 @@ class GcpCloud:
             public_address=accesses[0].get("natIP") or "" if accesses else "",
             created_at=_seconds(instance.get("creationTimestamp")),
             size=last(instance.get("machineType") or ""),
-            detail=self._thd_detail(driver, instance) if state is InstanceState.ENDED else "",
+            detail=detail,
             zone=last(instance["zone"]),
+            failed=detail.startswith(_PREEMPTION),
         )
 
     def _thd_detail(self, driver: Driver, instance: Instance) -> str:
@@ -257,7 +269,7 @@ class GcpCloud:
         if (instance.get("scheduling") or {}).get("provisioningModel") == "SPOT":
             preemptions = driver.operations(zone, _PREEMPTED)
             if any(each.get("targetId") == instance["id"] for each in preemptions):
-                detail = "preempted: GCP has reclaimed the spot VM"
+                detail = f"{_PREEMPTION}: GCP has reclaimed the spot VM"
         if instance.get("status") == "TERMINATED":  # earlier, the preemption may not be listed yet
             if len(self._details) > _MAX_DETAILS:
                 self._details.clear()
@@ -295,6 +307,14 @@ class GcpCloud:
     def _thd_console_output(self, driver: Driver, id: str) -> str:
         return driver.console_output(*split_id(id))
 
+    # ---- Guests without our agent
+
+    def _thd_power_off(self, driver: Driver, id: str) -> None:
+        driver.stop_instance(*split_id(id))
+
+    def _thd_console_log(self, driver: Driver, id: str) -> bytes:
+        return driver.console_log(*split_id(id)).encode(errors="replace")
+
     # ---- Images
 
     def _thd_find_image(self, driver: Driver, name: str, version: str) -> MachineImage:
@@ -303,6 +323,11 @@ class GcpCloud:
 
     def _thd_has_image(self, driver: Driver, id: str) -> bool:
         return images._thd_has(driver, self._settings.project, id)
+
+
+def _is_agentless(instance: Instance) -> bool:
+    items = (instance.get("metadata") or {}).get("items") or ()
+    return all(each["key"] != body.IDENTITY for each in items)
 
 
 def _seconds(timestamp: str | None) -> float:

@@ -138,6 +138,16 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
         node = Node(name, name, NodeState.UNKNOWN, [], [], self, extra=extra)
         return str(self.ex_get_serial_output(node) or "").strip()
 
+    def console_log(self, zone: str, name: str) -> str:
+        """Return what an instance wrote to its serial port last, at most 1 MiB."""
+        found: dict[str, str] = self._request("GET", f"/zones/{zone}/instances/{name}/serialPort")
+        return found.get("contents", "")
+
+    def stop_instance(self, zone: str, name: str) -> Operation:
+        """Ask an instance's system to power off, which Google ends after a minute and a half."""
+        operation: Operation = self._request("POST", f"/zones/{zone}/instances/{name}/stop")
+        return operation
+
     def disk(self, zone: str, name: str) -> Disk | None:
         """Return a disk, if it exists."""
         disk: Disk | None = self._find(f"/zones/{zone}/disks/{name}")

@@ -46,6 +46,18 @@ class AttachedDisk(TypedDict, total=False):
     mode: str
 
 
+class MetadataItem(TypedDict):
+    """An attribute of a VM."""
+
+    key: str
+
+
+class Metadata(TypedDict, total=False):
+    """The attributes of a VM."""
+
+    items: Sequence[MetadataItem]
+
+
 class Instance(Labeled, total=False):
     """A VM."""
 
@@ -56,6 +68,7 @@ class Instance(Labeled, total=False):
     networkInterfaces: Sequence[NetworkInterface]
     scheduling: Scheduling
     disks: Sequence[AttachedDisk]
+    metadata: Metadata
 
 
 class Disk(Labeled, total=False):

@@ -154,6 +154,7 @@ class Launcher(Generic[D]):
             number=self._ledger.count_destroyed(spec.token),
             tags=tags,
             identity=spec.request.guest.user_data if spec.request.guest else encode(identity),
+            agentless=spec.request.guest is not None,
             wishes=wishes,
             image=wishes.image or spec.request.image,
         )

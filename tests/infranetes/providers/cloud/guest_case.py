@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 from zope.interface.verify import verifyObject
@@ -22,13 +22,15 @@ class GuestCase(WorldCase):
     """A VM whose image is without our agent. A mixin."""
 
     world: Any
+    failure: ClassVar[str] = "its host is gone"
+    spot: ClassVar[bool] = False  # whether it may fail a spot VM alone
 
     def user_data(self) -> bytes:
         """Return that of the VM that was launched last."""
         raise NotImplementedError
 
     def fail_vm(self, id: str) -> None:
-        """Have the cloud fail a VM, with the words "its host is gone"."""
+        """Have the cloud fail a VM, with the words `failure`."""
         raise NotImplementedError
 
     provider: Any  # a CloudProvider
@@ -36,7 +38,14 @@ class GuestCase(WorldCase):
     async def request(self) -> InstanceSpec:
         """Return what such a server is asked for with."""
         image = await self.world.guest_image("web:1.0")
-        return attrs.evolve(self.spec(), request=VmRequest(image=image, guest=GuestBoot(USER_DATA)))
+        return attrs.evolve(
+            self.spec(),
+            request=VmRequest(
+                image=image,
+                guest=GuestBoot(USER_DATA),
+                annotations={"infranetes.io/spot": "true"} if self.spot else {},
+            ),
+        )
 
     async def prepared(self) -> tuple[Instance, IHypervisor]:
         """Launch a server; return it, and its hypervisor."""
@@ -115,7 +124,7 @@ class GuestCase(WorldCase):
         status = await self.told(hypervisor, lambda: self.fail_vm(instance.id))
         self.assertEqual((status.state, status.exit_code), (GuestState.CRASHED, 1))
         self.assertEqual(status.reason, "VMFailed")
-        self.assertIn("its host is gone", status.message)
+        self.assertIn(self.failure, status.message)
 
     async def test_its_power_button_is_the_clouds_stop(self) -> None:
         instance, hypervisor = await self.prepared()
