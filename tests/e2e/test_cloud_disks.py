@@ -54,7 +54,7 @@ class CloudDiskTests(CloudDiskCase):
         self.boot(network, disk, "pvscsi", "scsi-hd,drive=disk", f"vmxnet3,netdev=net,mac={MAC}")
         await self.until(network.leased, "an address")
         await self.until(
-            lambda: self.seen("no identity from the cloud yet: vmtoolsd"), "a wait for guestinfo"
+            lambda: self.seen("no identity from the cloud yet: `vmtoolsd"), "a wait for guestinfo"
         )
         await self.until(lambda: self.seen("Started docker.service"), "Docker")
         self.assertTrue(self.seen("resizing filesystem"))
