@@ -9,10 +9,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
 from twisted.internet.interfaces import (
     IAddress,
-    IConsumer,
     IPushProducer,
     IStreamClientEndpoint,
-    ITCPTransport,
 )
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
@@ -20,13 +18,10 @@ from zope.interface import implementer
 
 from infranetes_common.concurrency import cancellable
 from infranetes_common.errors import Unavailable
+from infranetes_common.transports import StreamTransport
 
 AHEAD_BYTES = 256 * 1024  # received and not yet read, before the other side has to wait
 MOST_READ = 128 * 1024  # bytes that a reader is given at once
-
-
-class StreamTransport(ITCPTransport, IConsumer, IPushProducer):
-    """What Twisted's TCP and unix transports are."""
 
 
 class ByteConnection(Protocol):

@@ -41,7 +41,7 @@ class Resolvers:
 
 @attrs.frozen
 class GuestDocument:
-    """All that the CDs of one guest are made of.
+    """What one guest's cloud-init CDs are built from.
 
     :ivar instance_id: by which cloud-init tells a first boot. It is the sandbox's id where the root is a copy
         of the image. Where the root stays when the pod goes, it is the root's: what user-data says to do once

@@ -59,7 +59,7 @@ class IImageCatalogue(Interface):
 
 
 class IKeepsImages(IImageCatalogue):
-    """A catalogue whose `find` brings an image to the node."""
+    """A catalogue that downloads an image to the node when `find` is called."""
 
     def start() -> Deferred[None]:
         """Find what is there. :raise ConfigError: nothing can be kept."""

@@ -31,8 +31,8 @@ from twisted.web.http import Request as HttpRequest
 from twisted.web.resource import Resource
 from twisted.web.server import Request, Site
 
-from infranetes_common.byte_connection import StreamTransport
 from infranetes_common.crowding import one_too_many, source_of
+from infranetes_common.transports import StreamTransport
 
 MAX_CONNECTIONS = 64
 REQUEST_SECONDS = 30.0  # from a connection, or the answer before, until the whole request has arrived

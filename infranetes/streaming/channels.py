@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from twisted.internet.interfaces import IConsumer, IPushProducer, ITCPTransport
+from twisted.internet.interfaces import IPushProducer
 from zope.interface import implementer
 
 from infranetes_common.concurrency import Notifier
+from infranetes_common.transports import StreamTransport
 
 #: The most bytes that all channels of a connection have received and not read.
 MAX_UNREAD = 256 * 1024
@@ -28,10 +29,6 @@ MAX_READ = 128 * 1024
 
 class ChannelClosed(Exception):
     """The channel or its connection is gone; nothing more can be written."""
-
-
-class StreamTransport(ITCPTransport, IPushProducer, IConsumer):
-    """A TCP connection as Twisted has it."""
 
 
 class Framing(Protocol):

@@ -28,10 +28,11 @@ from wsproto.utilities import generate_accept_token
 
 from infranetes.streaming import protocols
 from infranetes.streaming.binarywire import BinaryWire
-from infranetes.streaming.channels import Flow, StreamTransport
+from infranetes.streaming.channels import Flow
 from infranetes.streaming.spdywire import SpdyWire
 from infranetes.streaming.websocketwire import WebSocketWire
 from infranetes_common.errors import InvalidArgument
+from infranetes_common.transports import StreamTransport
 
 #: Seconds within which the request's head must arrive, and for which an ended session awaits a close.
 HEAD_TIMEOUT = 10.0

@@ -45,6 +45,7 @@ from infranetes_common.errors import (
 )
 from infranetes_common.reactors import IReactor
 from infranetes_common.redaction import redacted
+from infranetes_common.transports import BodyTransport
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -285,6 +286,8 @@ class _Part:
 class _Body(Protocol):
     """An answer's body, taken in pieces: while they are not, the server waits."""
 
+    transport: BodyTransport | None
+
     def __init__(self) -> None:
         self._data: list[bytes] = []
         self._held = 0
@@ -303,7 +306,7 @@ class _Body(Protocol):
         data, self._data, self._held = b"".join(self._data), [], 0
         if data:
             if self._ended is None and self.transport is not None:
-                self.transport.resumeProducing()  # type: ignore[attr-defined]
+                self.transport.resumeProducing()
             return data
         assert self._ended is not None
         if self._ended.check(ResponseDone, PotentialDataLoss):
@@ -314,7 +317,7 @@ class _Body(Protocol):
         """Take no more. Idempotent."""
         if not self._stopped and self._ended is None and self.transport is not None:
             self._stopped = True
-            self.transport.stopProducing()  # type: ignore[attr-defined]
+            self.transport.stopProducing()
 
     def dataReceived(self, data: bytes) -> None:
         if self._stopped:
@@ -322,7 +325,7 @@ class _Body(Protocol):
         self._data.append(data)
         self._held += len(data)
         if self._held >= _AHEAD and self.transport is not None:
-            self.transport.pauseProducing()  # type: ignore[attr-defined]
+            self.transport.pauseProducing()
         self._wake()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:

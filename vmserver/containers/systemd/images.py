@@ -36,6 +36,7 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from infranetes_common.reactors import IReactor
+from infranetes_common.transports import BodyTransport
 from vmserver.containers.systemd.config import SystemdConfig
 
 if TYPE_CHECKING:
@@ -172,6 +173,8 @@ class Executables:
 class Body(Protocol):
     """Passes a response's body to `write` as it arrives, and closes the connection if that raises."""
 
+    transport: BodyTransport | None
+
     def __init__(self, write: Callable[[bytes], None]) -> None:
         self._write = write
         self._failure: Failure | None = None
@@ -192,7 +195,7 @@ class Body(Protocol):
 
     def _stop(self) -> None:
         if self.transport is not None:
-            self.transport.stopProducing()  # type: ignore[attr-defined]
+            self.transport.stopProducing()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         if self._over.called:

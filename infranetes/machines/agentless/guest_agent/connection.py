@@ -20,6 +20,7 @@ from twisted.python.failure import Failure
 from infranetes.machines.agentless.guest_agent.protocol import Answer, Conversation, Nonsense, Request
 from infranetes_common.concurrency import Flight, backoff, cancellable, sleep, within
 from infranetes_common.errors import DeadlineExceeded, ResourceExhausted, Unavailable
+from infranetes_common.transports import StreamTransport
 
 CONNECT_SECONDS = 10.0
 SYNC_SECONDS = 10.0  # for the first answer on a connection
@@ -41,6 +42,8 @@ class Unanswered(Unavailable):
 
 class _Channel(Protocol):
     """One connection."""
+
+    transport: StreamTransport | None
 
     def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
@@ -104,7 +107,7 @@ class _Channel(Protocol):
             self.lost = True
             self._end(Failure(Unanswered(why)))
             if self.transport is not None:
-                self.transport.abortConnection()  # type: ignore[attr-defined]
+                self.transport.abortConnection()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.lost = True

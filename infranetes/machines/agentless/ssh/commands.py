@@ -24,7 +24,7 @@ KILL_SECONDS = 30.0  # for killing what a command has left
 
 
 class Commands:
-    """The commands of one guest.
+    """Runs commands in one guest over SSH.
 
     :param sudo: they run as root by sudo.
     """

@@ -19,6 +19,7 @@ from twisted.python.failure import Failure
 
 from infranetes_common.concurrency import Event
 from infranetes_common.errors import InfranetesError, Unavailable
+from infranetes_common.transports import StreamTransport
 
 MAX_LINE = 4096
 _PORT = re.compile("[1-9][0-9]{0,4}")
@@ -64,6 +65,8 @@ class IdentityPort(Protocol):
     :ivar clock_set: the agent has set its clock, too.
     """
 
+    transport: StreamTransport | None
+
     def __init__(self) -> None:
         self.waiting: Event[None] = Event()
         self.ready: Event[int] = Event()
@@ -78,7 +81,7 @@ class IdentityPort(Protocol):
     def close(self) -> None:
         """Close the connection; the VM goes on."""
         if self.transport is not None:
-            self.transport.abortConnection()  # type: ignore[attr-defined]
+            self.transport.abortConnection()
 
     def dataReceived(self, data: bytes) -> None:
         *lines, self._buffer = (self._buffer + data).split(b"\n")

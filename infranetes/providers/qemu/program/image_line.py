@@ -141,7 +141,7 @@ def check_disks(hardware: Hardware, serials: Iterable[str], has_iso: bool) -> No
 
 
 def drive(number: int) -> str:
-    """Return the name of QEMU's device that is a drive for CDs."""
+    """Return the id, in QEMU, of the CD drive with this number."""
     return f"drive{number}"
 
 

@@ -23,6 +23,7 @@ from twisted.python.failure import Failure
 from infranetes_common import bounded_json
 from infranetes_common.concurrency import deferred
 from infranetes_common.errors import DeadlineExceeded, InfranetesError, Unavailable
+from infranetes_common.transports import UnixTransport
 
 MAX_LINE = 1 << 20  # bytes
 
@@ -104,6 +105,8 @@ class QmpConnection(Protocol):
     :param on_lost: called once, when the connection is lost.
     """
 
+    transport: UnixTransport | None
+
     def __init__(
         self,
         reactor: IReactorTime,
@@ -181,7 +184,7 @@ class QmpConnection(Protocol):
             if not self._closed:
                 assert self._ready
                 assert self.transport is not None
-                self.transport.sendFileDescriptor(descriptor)  # type: ignore[attr-defined]
+                self.transport.sendFileDescriptor(descriptor)
             try:
                 return await self.execute(name, **arguments)
             except (CancelledError, DeadlineExceeded):
@@ -192,7 +195,7 @@ class QmpConnection(Protocol):
     def close(self) -> None:
         """Close the connection; QEMU goes on. Idempotent."""
         if not self._closed and self.transport is not None:
-            self.transport.abortConnection()  # type: ignore[attr-defined]
+            self.transport.abortConnection()
 
     def dataReceived(self, data: bytes) -> None:
         try:

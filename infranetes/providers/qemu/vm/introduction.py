@@ -27,6 +27,7 @@ from infranetes_common.concurrency import backoff, cancellable, run_in_thread, s
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.identity import Identity, decode, encode
 from infranetes_common.reactors import IReactor
+from infranetes_common.transports import StreamTransport
 
 _DOCUMENT = "identity.json"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 15.0
@@ -49,6 +50,8 @@ class _Port(Protocol):
 
     :ivar full: whether the guest does not read what it was sent; it is sent no more then."""
 
+    transport: StreamTransport | None
+
     def __init__(self, vm: str, asked: Callable[[], None]) -> None:
         self._vm = vm
         self._asked = asked
@@ -58,7 +61,7 @@ class _Port(Protocol):
 
     def connectionMade(self) -> None:
         assert self.transport is not None
-        self.transport.registerProducer(self, True)  # type: ignore[attr-defined]
+        self.transport.registerProducer(self, True)
 
     def pauseProducing(self) -> None:
         self.full = True
@@ -144,4 +147,4 @@ class Introduction:
             if each is not None:
                 each.cancel()
         if self._port is not None and self._port.transport is not None:
-            self._port.transport.abortConnection()  # type: ignore[attr-defined]
+            self._port.transport.abortConnection()

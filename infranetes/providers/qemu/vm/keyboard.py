@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredLock
 from twisted.internet.endpoints import UNIXClientEndpoint
@@ -21,6 +22,7 @@ from zope.interface import implementer
 from infranetes_common.concurrency import cancellable, shielded
 from infranetes_common.errors import ResourceExhausted, Unavailable
 from infranetes_common.reactors import IReactor
+from infranetes_common.transports import UnixTransport
 
 MOST = 64 * 1024  # bytes that wait
 _IDLE_SECONDS = 60.0
@@ -31,6 +33,8 @@ _BUFFER = 4096  # of the kernel, which is not to hide that nothing is taken
 class _Connection(Protocol):
     """The connection. :param heard: is called when the guest has written something."""
 
+    transport: UnixTransport | None
+
     def __init__(self, heard: Callable[[], None]) -> None:
         self._heard = heard
         self._taken: Deferred[None] | None = None
@@ -38,9 +42,9 @@ class _Connection(Protocol):
 
     def connectionMade(self) -> None:
         assert self.transport is not None
-        handle: socket.socket = self.transport.getHandle()  # type: ignore[attr-defined]  # it is a socket's
+        handle = cast(socket.socket, self.transport.getHandle())
         handle.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
-        self.transport.registerProducer(self, False)  # type: ignore[attr-defined]
+        self.transport.registerProducer(self, False)
 
     def send(self, data: bytes) -> Deferred[None]:
         """Send; fires when all of it is with the kernel. One call at a time."""
@@ -71,7 +75,7 @@ class _Connection(Protocol):
     def close(self) -> None:
         """Close the connection. Idempotent."""
         if not self.lost and self.transport is not None:
-            self.transport.abortConnection()  # type: ignore[attr-defined]
+            self.transport.abortConnection()
 
 
 class Keyboard:

@@ -78,7 +78,7 @@ class FakeConsole:
 
 @implementer(IHypervisor)
 class FakeHypervisor:
-    """A VM whose guest does what a test says.
+    """A hypervisor's VM, whose guest answers as the test sets it.
 
     :ivar obeys: whether the guest powers off when its power button is pressed.
     :ivar calls: what was asked of it. :ivar picture: what its screen shows; None: it has no screen.

@@ -42,13 +42,13 @@ GROWTH = 12 * MIB
 
 
 def answers(session: Session, line: bytes) -> None:
-    """Run any command: it writes "ok"."""
+    """Answer every command with "ok"."""
     session.write(b"ok\n")
     session.exit()
 
 
 def hangs(session: Session, line: bytes) -> None:
-    """Run any command: it does not end."""
+    """Never end, whatever the command."""
 
 
 class HostileCase(TestCase):
