@@ -208,6 +208,15 @@ class LifeTests(AgentCase):
         self.assertEqual(self.do(self.agent.stop(ID, 0)).exit_code, 137)
         self.assertNotIn("press_power_button", self.hypervisor.calls)
 
+    def test_another_container_is_not_there_and_the_guest_stays_as_it_is(self) -> None:
+        self.run_guest()
+        before = list(self.hypervisor.calls)
+        other = "d" * 64
+        self.refused(NotFound, self.agent.start(other))
+        self.refused(NotFound, self.agent.stop(other, 0))
+        self.refused(NotFound, self.agent.exec_sync(other, ["ls"], 0, 10.0, 100))
+        self.assertEqual(self.hypervisor.calls, before)
+
     def test_one_that_never_ran_is_told_as_it_is(self) -> None:
         self.create()
         self.assertEqual(self.do(self.agent.stop(ID, 30)).state, cri.CONTAINER_CREATED)
