@@ -19,7 +19,7 @@ from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.executables import Executables
 from infranetes.images.interface import IImageCatalogue
 from infranetes.images.machine.catalogue import MachineCatalogue
-from infranetes.images.machine.images import MachineImages
+from infranetes.images.machine.registry_disks import RegistryDisks
 from infranetes.images.preload import Preload, gather, gather_disks
 from infranetes.images.several import SeveralStores, Store, as_one, container_images
 from infranetes.observer import NULL_OBSERVER, Observer
@@ -148,7 +148,7 @@ def make_backends(
     if catalogue is not None:
         store = container_images(as_one(stores)) if delegate is None else None
         qemu_img = _qemu_img(config, catalogue.name)
-        registries = None if store is None else MachineImages(reactor, store, qemu_img)
+        registries = None if store is None else RegistryDisks(reactor, store, qemu_img)
         machines = NodeDisks(registries, catalogue)
     return Backends(list(providers.values()), images, cri_images, make, delegate, machines)
 

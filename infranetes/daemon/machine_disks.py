@@ -7,7 +7,7 @@ from infranetes.config import Config
 from infranetes.images import Image
 from infranetes.images.machine.catalogue import MachineCatalogue
 from infranetes.images.machine.disk import BaseDisk
-from infranetes.images.machine.images import MachineImages
+from infranetes.images.machine.registry_disks import RegistryDisks
 from infranetes_common.errors import FailedPrecondition
 
 
@@ -17,7 +17,7 @@ class NodeDisks:
     :param registries: takes disks out of images of registries; None: another runtime has those.
     :param catalogue: the node's own."""
 
-    def __init__(self, registries: MachineImages | None, catalogue: MachineCatalogue) -> None:
+    def __init__(self, registries: RegistryDisks | None, catalogue: MachineCatalogue) -> None:
         self._registries = registries
         self._catalogue = catalogue
 

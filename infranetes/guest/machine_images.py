@@ -19,8 +19,8 @@ from twisted.python.failure import Failure
 from infranetes.guest.container_disk import BuiltLayout, write_archive, write_layout
 from infranetes.images.config import ImagesConfig, default_policy
 from infranetes.images.machine.formats import HEAD_BYTES, compression_of
-from infranetes.images.machine.images import AGENT_LABEL, MachineImages
 from infranetes.images.machine.limits import DiskLimits
+from infranetes.images.machine.registry_disks import AGENT_LABEL, RegistryDisks
 from infranetes.images.machine.worker import Answer
 from infranetes.images.machine.workshop import DiskSource, Workshop
 from infranetes.images.manifest import host_platform
@@ -100,7 +100,7 @@ async def inspect_reference(reactor: IReactor, name: str, insecure: bool, auth_f
             insecure_registries=(registry,) if insecure else (), auth_file=auth_file, attempts=1
         )
         store = ImageStore(reactor, work, config)
-        machines = MachineImages(reactor, store, qemu_img=_QEMU_IMG)
+        machines = RegistryDisks(reactor, store, qemu_img=_QEMU_IMG)
         await store.start()
         try:
             await machines.start()

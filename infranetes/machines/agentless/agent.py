@@ -31,8 +31,8 @@ from infranetes.machines.agentless.console import ConsoleCalls
 from infranetes.machines.agentless.files import mounted_files
 from infranetes.machines.agentless.memory import GuestMemory
 from infranetes.machines.agentless.not_offered import NotOfferedCalls
+from infranetes.machines.agentless.opened_later import OpenedLater
 from infranetes.machines.agentless.port_forward import forwarded
-from infranetes.machines.agentless.sessions import OpenedLater
 from infranetes.machines.agentless.states import GuestEvents, container_state
 from infranetes.machines.agentless.usage import hypervisors_stats, with_container
 from infranetes.machines.agentless.volumes import VolumeCalls

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 from twisted.internet.interfaces import IReactorTime
 
-from infranetes.machines.agentless.session import LocalCall, Served
+from infranetes.machines.agentless.local_call import LocalCall, Served
 from infranetes.machines.sessions import SessionCall
 from infranetes.providers.hypervisor import GuestState, GuestStatus, IConsole, IHypervisor
 from infranetes_common.concurrency import Notifier, start, within

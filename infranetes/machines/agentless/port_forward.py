@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 from twisted.internet.endpoints import HostnameEndpoint
 
-from infranetes.machines.agentless.sessions import OpenedLater
+from infranetes.machines.agentless.opened_later import OpenedLater
 from infranetes.machines.sessions import PortForwardCall
 from infranetes_common.byte_connection import ByteConnection, connected
 from infranetes_common.errors import InvalidArgument, Unavailable

@@ -13,7 +13,7 @@ from infranetes.daemon.machine_disks import NodeDisks
 from infranetes.images import Image
 from infranetes.images.machine.catalogue import MachineCatalogue
 from infranetes.images.machine.disk import BaseDisk, DiskFormat
-from infranetes.images.machine.images import MachineImages
+from infranetes.images.machine.registry_disks import RegistryDisks
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition
 from tests.infranetes.pods.fakes import image
@@ -45,7 +45,7 @@ class NodeDisksTests(SynchronousTestCase):
         self.disks = self.made(self.registries)
 
     def made(self, registries: Source | None) -> NodeDisks:
-        return NodeDisks(cast(MachineImages, registries), cast(MachineCatalogue, self.catalogue))
+        return NodeDisks(cast(RegistryDisks, registries), cast(MachineCatalogue, self.catalogue))
 
     def digest(self, image: Image) -> str:
         return self.successResultOf(start(self.disks.base(image))).digest

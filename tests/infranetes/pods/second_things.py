@@ -196,7 +196,7 @@ class Provider(FakeProvider):
         super().end(instance_id, detail)
 
 
-class MachineImages(FakeImages):
+class FakeMachineImages(FakeImages):
     """The only image is a machine."""
 
     image = image(machine="machine-1")
@@ -254,7 +254,7 @@ class World(FakeNode):
         return Agent(sandbox_id, self)
 
     def make_images(self) -> FakeImages:
-        return MachineImages() if self.machines else FakeImages()
+        return FakeMachineImages() if self.machines else FakeImages()
 
     def make_logs(self) -> FakeLogs:
         return Logs()

@@ -17,8 +17,8 @@ from infranetes.machines.agentless.guest_agent.answers import Ended, GuestCard
 from infranetes.machines.agentless.guest_agent.commands import AGENTS_OUTPUT, MAX_STDIN, Commands
 from infranetes.machines.agentless.guest_agent.connection import AgentConnection, Unanswered
 from infranetes.machines.agentless.guest_agent.protocol import Answer, Request
+from infranetes.machines.agentless.local_call import LocalCall, Served
 from infranetes.machines.agentless.measuring import Measuring
-from infranetes.machines.agentless.session import LocalCall, Served
 from infranetes.machines.sessions import SessionCall
 from infranetes_common.concurrency import run_in_thread, start, within
 from infranetes_common.errors import (

@@ -17,8 +17,8 @@ from zope.interface import implementer
 from infranetes.machines.agent.marked import marked_endpoint
 from infranetes.machines.agentless import measuring, placing
 from infranetes.machines.agentless.access import SSH_PORT, GuestFile, IGuestAccess
+from infranetes.machines.agentless.local_call import LocalCall, Served
 from infranetes.machines.agentless.measuring import Measuring
-from infranetes.machines.agentless.session import LocalCall, Served
 from infranetes.machines.agentless.ssh.commands import Commands, collected, relayed
 from infranetes.machines.agentless.ssh.connections import CONNECT_SECONDS, Connections
 from infranetes.machines.agentless.ssh.keys import key_blob, key_line

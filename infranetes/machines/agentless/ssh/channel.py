@@ -12,7 +12,7 @@ from twisted.conch.ssh.common import NS, getNS
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-from infranetes.machines.agentless.session import Stream
+from infranetes.machines.agentless.local_call import Stream
 from infranetes.machines.agentless.ssh.connection import MAX_DATA, Connection
 from infranetes.machines.agentless.ssh.transport import Silent, shown
 from infranetes_common.concurrency import Event, Notifier

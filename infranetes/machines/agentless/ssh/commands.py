@@ -12,7 +12,7 @@ from twisted.conch.ssh.common import NS
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
-from infranetes.machines.agentless.session import Served
+from infranetes.machines.agentless.local_call import Served
 from infranetes.machines.agentless.ssh.channel import CommandChannel
 from infranetes.machines.agentless.ssh.connections import Connections, Link
 from infranetes.machines.agentless.ssh.shells import Shell, shell_for

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from infranetes.images import Image, ImageStore
-from infranetes.images.machine.images import MachineImages
+from infranetes.images.machine.registry_disks import RegistryDisks
 from tests.infranetes.images.machine import builders
 from tests.infranetes.images.support import StoreCase, reactor
 from tests.support import oci
@@ -21,7 +21,7 @@ class MachineCase(StoreCase):
     """A store with a registry, and the disks of its images."""
 
     async def begin(self) -> None:
-        self.machines: list[MachineImages] = []
+        self.machines: list[RegistryDisks] = []
         self.store, self.machine = await self.new_machine()
         self.told: list[str] = []
 
@@ -32,9 +32,9 @@ class MachineCase(StoreCase):
 
     async def new_machine(
         self, directory: Path | None = None, qemu_img: str = "qemu-img", **config: Any
-    ) -> tuple[ImageStore, MachineImages]:
+    ) -> tuple[ImageStore, RegistryDisks]:
         store = await self.new_store(directory, **config)
-        machine = MachineImages(reactor, store, qemu_img=qemu_img)
+        machine = RegistryDisks(reactor, store, qemu_img=qemu_img)
         self.machines.append(machine)
         await machine.start()
         return store, machine

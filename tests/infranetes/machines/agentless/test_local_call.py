@@ -9,7 +9,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.machines.agentless.session import (
+from infranetes.machines.agentless.local_call import (
     INPUT_AHEAD,
     MESSAGE_BYTES,
     OUTPUT_AHEAD,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The disks in images that were pulled from registries, as VMs boot copies of them."""
+"""The disks in images of registries: taken out of them when VMs are to boot copies."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def quiet(words: str) -> None:
     """Tell nobody of the progress."""
 
 
-class MachineImages:
-    """The disks in a store's images of registries. Call `start`, once the store has started.
+class RegistryDisks:
+    """The disks in a store's images, which came from registries. Call `start` once the store has started.
 
     Whoever has a VM launched holds the image (`ImageStore.held`) from before it asks for the disk until the
     VM has it open: so the disk's file stays, even if the image is removed meanwhile.
