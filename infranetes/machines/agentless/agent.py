@@ -22,6 +22,7 @@ import attrs
 from twisted.internet.defer import succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from infranetes.machines.agentless import placing
@@ -40,7 +41,7 @@ from infranetes.machines.agentless.ways import Ways
 from infranetes.machines.interface import CALL_SECONDS, EventStream, IAgent
 from infranetes.machines.sessions import PortForwardCall, SessionCall
 from infranetes.providers.hypervisor import GuestState, GuestStatus, IHypervisor
-from infranetes_common.concurrency import Flight, Notifier, start, within
+from infranetes_common.concurrency import Flight, Notifier, sleep, start, within
 from infranetes_common.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -98,7 +99,7 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
         self._dns = cri.DNSConfig()
         self._remembered: Flight[PodFacts | None] | None = None
         self._unbrought: set[str] = set()  # volumes with changes that did not reach the guest
-        self._bringing = False
+        self._bringing: Flight[None] | None = None  # brings these
         self._closed = False
 
     @property
@@ -120,6 +121,8 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
 
     async def close(self) -> None:
         self._closed = True
+        if self._bringing is not None:
+            self._bringing.cancel()
         await self.ways.close()
 
     # ---- the container
@@ -322,6 +325,8 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
         if (await self._hypervisor.status()).state is GuestState.RUNNING:
             self._unbrought.add(id)
             await self._bring(facts)
+            if self._unbrought:
+                self._bring_later(facts, BRING_AGAIN_SECONDS)
 
     async def _facts(self) -> PodFacts | None:
         """Return the pod's facts, of an earlier daemon if need be; None: its container is not created yet."""
@@ -343,7 +348,7 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
         yield from (disk for disk in self.disks.values() if not disk.filesystem)
 
     async def _bring(self, facts: PodFacts) -> None:
-        """Bring volumes that have changed into the guest. What does not reach it is tried again later."""
+        """Bring volumes that have changed into the guest. What does not reach it stays unbrought."""
         for id in sorted(self._unbrought):
             try:
                 await self._bring_one(facts, id)
@@ -354,20 +359,22 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
                 _log.info("volume {volume} of sandbox {sandbox} is not up to date in its guest: {error}",
                           volume=id, sandbox=self._sandbox_id, error=error)  # fmt: skip
                 break
-        if self._unbrought:
-            self._bring_later(facts, BRING_AGAIN_SECONDS)
 
     def _bring_later(self, facts: PodFacts, seconds: float) -> None:
-        if not self._bringing and not self._closed:
-            self._bringing = True
-            self._reactor.callLater(seconds, self._bring_again, facts)
+        """Begin to bring what is unbrought, the first time in some seconds, unless that has begun."""
+        if not self._closed and (self._bringing is None or self._bringing.done):
+            self._bringing = Flight(self._bring_until_done(facts, seconds))
+            self._bringing.join().addErrback(self._not_brought)
 
-    def _bring_again(self, facts: PodFacts) -> None:
-        self._bringing = False
+    async def _bring_until_done(self, facts: PodFacts, seconds: float) -> None:
+        while self._unbrought:
+            await sleep(self._reactor, seconds)
+            await self._bring(facts)
+            seconds = BRING_AGAIN_SECONDS
+
+    def _not_brought(self, failure: Failure) -> None:
         if not self._closed:
-            start(self._bring(facts)).addErrback(
-                lambda failure: _log.failure("bringing volumes into a guest failed", failure)
-            )
+            _log.failure("bringing volumes into a guest failed", failure)
 
     async def _bring_one(self, facts: PodFacts, id: str) -> None:
         if id not in self.volumes:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from infranetes.machines.agentless.access import IGuestAccess
-from infranetes_common.concurrency import settled, start, within
+from infranetes_common.concurrency import Flight, settled, start, within
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 
 PROBE_SECONDS = 5.0  # that a guest has to answer by one way
@@ -38,6 +38,8 @@ class Ways:
         self._make = make
         self._made: tuple[IGuestAccess, ...] | None = None
         self._look_again_at = 0.0
+        self._looking: Flight[None] | None = None  # all who wait for a way share it
+        self._closed = False
 
     @property
     def _ways(self) -> tuple[IGuestAccess, ...]:
@@ -55,25 +57,42 @@ class Ways:
         """The name of the way that answered last; none: none has."""
         return self.found.name if self.found is not None else NONE
 
-    async def open(self, seconds: float = PROBE_SECONDS) -> IGuestAccess:
+    async def open(self) -> IGuestAccess:
         """Return a way that answers: the one that did before, or the best of those that do now.
 
         While it is not the best there may be, the better ones are asked again from time to time.
 
-        :param seconds: that a way has to answer.
-        :raise FailedPrecondition: none does; the message says why, and what can be done without one."""
+        :raise FailedPrecondition: none does; the message says why, and what can be done without one.
+        :raise Unavailable: the ways are closed."""
+        if self._closed:
+            raise self._closed_error()
         if self.found is None:
-            await self._look(seconds)
+            await self._until_looked()
         elif self.found is not self._ways[0] and self._clock.seconds() >= self._look_again_at:
-            start(self._look(seconds)).addErrback(lambda _: None)
+            self._look()
         if self.found is None:
             raise FailedPrecondition(self._why_none())
         return self.found
 
-    async def _look(self, seconds: float) -> None:
+    def _look(self) -> Flight[None]:
+        """Ask all ways, unless they are being asked."""
+        if self._looking is None or self._looking.done:
+            self._looking = Flight(self._ask_all())
+        return self._looking
+
+    async def _until_looked(self) -> None:
+        looking = self._look()
+        try:
+            await looking.join()
+        except CancelledError:
+            if self._closed and looking.done:
+                raise self._closed_error() from None
+            raise
+
+    async def _ask_all(self) -> None:
         """Ask all ways at once. The best that answers is found; a better one that is slow is waited for."""
         self._look_again_at = self._clock.seconds() + LOOK_AGAIN_SECONDS
-        asked = [(way, start(self._ask(way, seconds))) for way in self._ways]
+        asked = [(way, start(self._ask(way))) for way in self._ways]
         try:
             for way, answered in asked:
                 if await answered:
@@ -87,11 +106,10 @@ class Ways:
                 answered.cancel()
         self.found = None
 
-    async def _ask(self, way: IGuestAccess, seconds: float) -> bool:
+    async def _ask(self, way: IGuestAccess) -> bool:
+        answer = start(way.answers(PROBE_SECONDS))
         try:
-            await within(
-                self._clock, seconds, start(way.answers(seconds)), f"the guest's answer by {way.name}"
-            )
+            await within(self._clock, PROBE_SECONDS, answer, f"the guest's answer by {way.name}")
         except InfranetesError as error:
             self.troubles[way.name] = str(error)
             return False
@@ -112,10 +130,13 @@ class Ways:
             "with an SSH server and cloud-init, or with qemu-guest-agent"
         )
 
-    def close(self) -> Deferred[None]:
-        """Close all connections. Fires when that is done, and never fails. Idempotent."""
-        self.found = None
-        return start(self._close())
+    def _closed_error(self) -> Unavailable:
+        return Unavailable(f"the node's connections to the guest of sandbox {self._sandbox_id} are closed")
 
-    async def _close(self) -> None:
+    async def close(self) -> None:
+        """Close all connections. Never fails. Idempotent."""
+        self._closed = True
+        if self._looking is not None:
+            self._looking.cancel()
+        self.found = None
         await settled([start(way.close()) for way in self._made or ()])

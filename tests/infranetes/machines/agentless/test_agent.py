@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
@@ -21,7 +21,7 @@ from infranetes.machines.agentless.agent import (
 )
 from infranetes.machines.agentless.configuration import PodFacts
 from infranetes.machines.agentless.memory import GuestMemory
-from infranetes.machines.agentless.ways import Ways
+from infranetes.machines.agentless.ways import LOOK_AGAIN_SECONDS, PROBE_SECONDS, Ways
 from infranetes.machines.interface import IAgent
 from infranetes.providers.hypervisor import GuestState, GuestStatus
 from infranetes.providers.machine_images import Cd
@@ -410,9 +410,38 @@ class VolumeTests(AgentCase):
         self.way.answer = Unavailable("it is booting")
         self.do(self.secret(b"two"))
         self.do(self.agent.close())
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+        self.assertEqual((self.way.files, self.way.closed), ({}, True))
+
+    def test_nor_does_one_that_is_closed_while_a_way_is_looked_for(self) -> None:
+        self.do(self.secret(b"one"))
+        self.run_guest(("/etc/keys", "v1"))
+        self.way.answer = Unavailable("it is booting")
+        self.do(self.secret(b"two"))
+        answer: Deferred[None] = Deferred()
+        self.way.answer = answer
+        self.reactor.advance(BRING_AGAIN_SECONDS)
+        self.do(self.agent.close())
+        self.assertTrue(answer.called, "the way is still asked")
+        self.assertEqual((self.way.files, self.reactor.getDelayedCalls()), ({}, []))
+
+    def test_a_change_while_another_is_brought_is_brought_too(self) -> None:
+        self.do(self.secret(b"one"))
+        self.do(self.secret(b"1", id="v2"))
+        self.run_guest(("/etc/keys", "v1"), ("/etc/more", "v2"))
+        self.way.answer = Unavailable("it is booting")
+        self.do(self.secret(b"two"))
+        answer: Deferred[None] = Deferred()
+        self.way.answer = answer
+        self.reactor.advance(BRING_AGAIN_SECONDS)
+        changing = start(self.secret(b"2", id="v2"))
+        self.way.answer = Unavailable("not yet")
+        answer.errback(self.way.answer)
+        self.successResultOf(changing)
         self.way.answer = None
         self.reactor.advance(BRING_AGAIN_SECONDS)
-        self.assertEqual((self.way.files, self.way.closed), ({}, True))
+        self.assertEqual(self.way.files, {"/etc/keys": {"key": b"two"}, "/etc/more": {"key": b"2"}})
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_a_later_daemon_knows_where_a_volume_is_mounted(self) -> None:
         self.do(self.secret(b"one"))
@@ -480,17 +509,62 @@ class SlowWayTests(AgentCase):
 
     def test_a_better_way_that_is_slow_is_waited_for(self) -> None:
         self.way.answer = Deferred()
-        opening = start(self.ways.open(5.0))
+        opening = start(self.ways.open())
         self.assertNoResult(opening)
-        self.reactor.advance(5.0)
+        self.reactor.advance(PROBE_SECONDS)
         self.assertIs(self.successResultOf(opening), self.other)
+
+    def test_all_who_wait_for_a_way_share_one_look(self) -> None:
+        answer: Deferred[None] = Deferred()
+        self.way.answer = answer
+        opening = [start(self.ways.open()) for _ in range(3)]
+        answer.callback(None)
+        self.assertEqual([self.successResultOf(each) for each in opening], [self.way] * 3)
+        self.assertEqual((self.way.asked, self.other.asked), (1, 1))
+
+    def test_one_that_waits_no_longer_ends_it_for_no_other(self) -> None:
+        answer: Deferred[None] = Deferred()
+        self.way.answer = answer
+        first, second = start(self.ways.open()), start(self.ways.open())
+        first.cancel()
+        self.failureResultOf(first, CancelledError)
+        self.assertNoResult(second)
+        answer.callback(None)
+        self.assertIs(self.successResultOf(second), self.way)
+
+    def test_one_that_failed_is_followed_by_another(self) -> None:
+        self.way.answer = self.other.answer = Unavailable("not yet")
+        self.refused(FailedPrecondition, self.ways.open())
+        self.way.answer = None
+        self.assertIs(self.do(self.ways.open()), self.way)
+
+    def test_a_close_ends_it_for_all_and_no_other_begins(self) -> None:
+        self.way.answer, self.other.answer = Deferred(), Deferred()
+        opening = [start(self.ways.open()) for _ in range(2)]
+        self.do(self.ways.close())
+        for each in opening:
+            self.assertIn("closed", str(self.failureResultOf(each, Unavailable).value))
+        self.assertTrue(self.way.closed and self.other.closed)
+        self.refused(Unavailable, self.ways.open())
+        self.assertEqual((self.way.asked, self.reactor.getDelayedCalls()), (1, []))
+
+    def test_a_close_ends_a_look_that_nobody_waits_for(self) -> None:
+        self.way.answer = Unavailable("not yet")
+        self.do(self.ways.open())
+        answer: Deferred[None] = Deferred()
+        self.way.answer = answer
+        self.reactor.advance(LOOK_AGAIN_SECONDS)
+        self.assertIs(self.do(self.ways.open()), self.other)
+        self.do(self.ways.close())
+        self.assertTrue(answer.called)
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_afterwards_nobody_waits_for_it_but_it_is_found_once_it_answers(self) -> None:
         self.way.answer = Unavailable("not yet")
         self.assertIs(self.do(self.ways.open()), self.other)
         self.way.answer = None
         self.assertIs(self.do(self.ways.open()), self.other)
-        self.reactor.advance(31.0)
+        self.reactor.advance(LOOK_AGAIN_SECONDS)
         self.do(self.ways.open())
         self.assertIs(self.do(self.ways.open()), self.way)
 
