@@ -80,10 +80,11 @@ class ServiceCalls(ControlServiceRpcs):
         vm = _vm(sandbox)
         if not vm.told:
             raise FailedPrecondition(f"the VM of pod {sandbox.pod} is not told of Services: {vm.trouble}")
+        own = [] if vm.by_node else _addresses(sandbox)  # the node's tables know no pod's
         table = self._services.table
         response = control.TraceServiceResponse(
             services=map(str, table.services(key)),
-            node=_verdict(judge(table, key, _addresses(sandbox))),
+            node=_verdict(judge(table, key, own)),
         )
         in_vm = await self._ask(sandbox, vm, key)
         response.vm.CopyFrom(vm)
@@ -116,14 +117,14 @@ class ServiceCalls(ControlServiceRpcs):
     async def _ask(
         self, sandbox: Sandbox, vm: control.VmServices, key: Key | None
     ) -> control.ServiceVerdict | None:
-        """Ask a VM, and put its report on itself into `vm`. Return its report on `key`."""
-        client = sandbox.client
-        if client is None:
+        """Ask what translates for a VM, and put its report on itself into `vm`. Return that on `key`."""
+        proxy = sandbox.machine.node_services or sandbox.client
+        if proxy is None:
             vm.counts_trouble = "there is no connection to its agent"
             return None
         try:
             asked = None if key is None else message_key(key)
-            answer = await client.service_report(asked, VM_SECONDS)
+            answer = await proxy.service_report(asked, VM_SECONDS)
         except InfranetesError as error:
             vm.counts_trouble = str(error)
             return None
@@ -149,8 +150,12 @@ def _vm(sandbox: Sandbox) -> control.VmServices:
         told=rules is not None,
     )
     if rules is None:
-        vm.trouble = "its pod does not use them, or the VM is not up yet"
+        if sandbox.record.address and not sandbox.machine.has_agent:
+            vm.trouble = "it has no agent of ours, and the node does not translate for it"
+        else:
+            vm.trouble = "its pod does not use them, or the VM is not up yet"
         return vm
+    vm.by_node = sandbox.machine.node_services is not None
     found = rules.progress()
     vm.current, vm.trouble, vm.measured = found.current, found.trouble, found.count
     if found.number >= 0:

@@ -65,6 +65,7 @@ def _vm_json(vm: control.VmServices) -> Json:
         "name": vm.name,
         "address": vm.address,
         "told": vm.told,
+        "by_node": vm.by_node,
         "current": vm.current,
         "trouble": vm.trouble,
         "measured": vm.measured,
@@ -171,22 +172,26 @@ def _vms_table(vms: Iterable[control.VmServices]) -> str:
 def _state(vm: control.VmServices) -> str:
     if not vm.told:
         return "not told"
-    if vm.current:
-        return "current"
-    return f"{vm.behind} behind" if vm.HasField("behind") else "unknown"
+    state = f"{vm.behind} behind" if vm.HasField("behind") else "unknown"
+    return ("current" if vm.current else state) + (" on the node" if vm.by_node else "")
 
 
 def _counts_lines(vm: control.VmServices) -> list[str]:
     if vm.counts_trouble:
-        return [f"the VM does not say what it has: {vm.counts_trouble}"]
+        return [f"{'the node' if vm.by_node else 'the VM'} does not say what it has: {vm.counts_trouble}"]
     if not vm.HasField("counts"):
         return []
     its = vm.counts
     flows = f"; {its.flows} of {its.max_flows} connections are followed" if its.max_flows else ""
     return [
-        f"in the VM: {its.rules} rules; packets refused: {its.refused_packets}, "
+        f"{_where(vm)}: {its.rules} rules; packets refused: {its.refused_packets}, "
         f"dropped: {its.dropped_packets}{flows}"
     ]
+
+
+def _where(vm: control.VmServices) -> str:
+    """Return where what translates for a VM is."""
+    return "on the node, for all VMs on its bridge" if vm.by_node else "in the VM"
 
 
 def _rules_table(rules: Iterable[control.ServiceRule]) -> str:
@@ -218,18 +223,18 @@ def _trace_text(answer: control.TraceServiceResponse, options: argparse.Namespac
     vm = answer.vm
     whose = f"{answer.services[0]}'s" if answer.services else "no Service's"
     if same(answer):
-        in_vm = "in the VM: the same is in force"
+        in_force = "the same is in force"
     elif answer.HasField("in_vm"):
-        in_vm = f"in the VM: {_becomes(answer.in_vm)}"
+        in_force = _becomes(answer.in_vm)
     else:
-        in_vm = f"in the VM: not known: {vm.counts_trouble}"
+        in_force = f"not known: {vm.counts_trouble}"
     behind = "" if vm.current else f"the VM's rules: {_state(vm)}" + (f": {vm.trouble}" if vm.trouble else "")
     others = f"  also wanted by {some(answer.services[1:])}" if len(answer.services) > 1 else ""
     return lines(
         f"{options.trace} is {whose}",
         others,
         f"connections of {vm.namespace}/{vm.name} are {_becomes(answer.node)}",
-        in_vm,
+        f"{_where(vm)}: {in_force}",
         behind,
     )
 

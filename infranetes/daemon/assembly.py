@@ -180,9 +180,10 @@ class Daemon(OrderedServices):
     def _make_node_proxies(self) -> Iterable[NodeProxy]:
         """Yield what translates Services' addresses on the node, for VMs that boot anybody's images."""
         rules = self._services if self._backends.machines is not None else None
-        for provider in self._backends.providers:
-            if IBridgesVms.providedBy(provider):
-                yield NodeProxy(self._reactor, provider.bridge, rules)
+        for side in self._pods.node.providers:
+            if IBridgesVms.providedBy(side.provider):
+                side.node_services = proxy = NodeProxy(self._reactor, side.provider.bridge, rules)
+                yield proxy
 
     def _make_policies(self, server: ApiServer | None) -> ClusterPolicies | None:
         """Make the source of network policies; None: pods may receive and send everything."""

@@ -15,6 +15,7 @@ from infranetes.machines.interface import Connect, IAgent
 from infranetes.observer import Observer
 from infranetes.providers.interface import IPodProvider
 from infranetes.services.timing import RuleProgress
+from infranetes_common.wire import vmserver
 
 
 class VmRecord(Protocol):
@@ -136,12 +137,29 @@ class ServiceRules(Protocol):
         """Return the state of the rules, for Status."""
 
 
+class NodeServices(Protocol):
+    """The node's own service proxy, for all VMs on a bridge that have none; the node starts and stops it."""
+
+    @property
+    def rules(self) -> RuleSender | None:
+        """What sends it the rules; None: there are none."""
+
+    async def service_report(
+        self, key: vmserver.ServiceKey | None, seconds: float
+    ) -> vmserver.ServiceReportResponse:
+        """Ask for its state. See `IServiceAgent.service_report`."""
+
+
 class MachineContext(Protocol):
     """The collaborators of a PodMachine."""
 
     @property
     def services(self) -> ServiceRules | None:
         """The rules of Services to send to the VM; None: do not send any."""
+
+    @property
+    def node_services(self) -> NodeServices | None:
+        """What serves VMs without our agent; None: nothing does."""
 
     @property
     def clock(self) -> IReactorTime: ...

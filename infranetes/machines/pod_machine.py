@@ -36,7 +36,7 @@ from twisted.logger import Logger
 
 from infranetes.identity.certificates import Signed
 from infranetes.machines.clock_reading import correct_clock, read_clock
-from infranetes.machines.context import MachineContext, RuleSender, VmFacts, VmOwner
+from infranetes.machines.context import MachineContext, NodeServices, RuleSender, VmFacts, VmOwner
 from infranetes.machines.interface import IAgent
 from infranetes.machines.spec import first_certificate, instance_spec
 from infranetes.machines.timeline import Timeline
@@ -89,7 +89,8 @@ class PodMachine:
     :ivar instance: what the provider last said of the VM; None before it has said anything to this process.
     :ivar client: the client of its agent, while there is one.
     :ivar info: what its agent last said of the machine; None before it has said anything to this process.
-    :ivar rules: what tells it of Services, from `tell_of_services` until `disconnect`.
+    :ivar node_services: what translates Services' addresses for it outside of it, from `tell_of_services`
+        until `disconnect`; None: nothing does.
     :ivar timeline: what has happened to it, and to its pod, in this process.
     """
 
@@ -97,12 +98,13 @@ class PodMachine:
         self.instance: Instance | None = None
         self.client: IAgent | None = None
         self.info: vmserver.InfoResponse | None = None
-        self.rules: RuleSender | None = None
+        self.node_services: NodeServices | None = None
         self.timeline = Timeline(context.now)
         self._context = context
         self._owner = owner
         self._launch: Flight[Instance] | None = None  # the launch at the provider, if this process made one
         self._takes_layers: bool | None = None  # the agent's answer; None: this process has not asked
+        self._sender: RuleSender | None = None
         self._disconnected = False
 
     @property
@@ -176,17 +178,34 @@ class PodMachine:
     def tell_of_services(self) -> None:
         """Keep the VM's service proxy up to date, where this node does that. Idempotent.
 
+        A VM without our agent has none, and is told nothing: it is the node's that serves it, if any does.
         Does nothing once `disconnect` was called."""
-        if self.rules is None and self._context.services is not None and not self._disconnected:
-            self.rules = self._context.services.sender(self.connect())
-            self.rules.start()
+        services = self._context.services
+        if services is None or self._disconnected:
+            return
+        if not self.has_agent:
+            self.node_services = self._context.node_services
+        elif self._sender is None:
+            self._sender = services.sender(self.connect())
+            self._sender.start()
+
+    @property
+    def rules(self) -> RuleSender | None:
+        """What sends the rules of Services to where they are in force for it; None: to nowhere."""
+        return self._sender if self.node_services is None else self.node_services.rules
+
+    def stop_telling(self) -> None:
+        """Send the VM no more rules of Services. Idempotent."""
+        if self._sender is not None:
+            self._sender.stop()
 
     async def has_rules(self, seconds: float) -> bool:
-        """Wait until the VM has all rules of Services; return whether it has them, or is to have none."""
-        if self.rules is None:
+        """Wait until all rules of Services are in force for it; return whether they are, or are not to be."""
+        rules = self.rules
+        if rules is None:
             return True
         try:
-            await within(self._context.clock, seconds, self.rules.when_told(), "the rules of Services")
+            await within(self._context.clock, seconds, rules.when_told(), "the rules of Services")
         except DeadlineExceeded:
             return False
         return True
@@ -194,9 +213,8 @@ class PodMachine:
     def disconnect(self) -> Deferred[None]:
         """Close the agent's client for good. Fires once it is closed, and never fails. Idempotent."""
         self._disconnected = True
-        rules, self.rules = self.rules, None
-        if rules is not None:
-            rules.stop()
+        self.stop_telling()
+        self._sender = self.node_services = None
         client, self.client = self.client, None
         return start(_close(client))
 

@@ -14,11 +14,11 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from infranetes.services.sender import IAgent, RuleSender
-from infranetes_common.concurrency import deferred
+from infranetes_common.concurrency import deferred, within
 from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor
 from infranetes_common.service_proxy.kernel import Kernel
-from infranetes_common.service_proxy.messages import as_update, state
+from infranetes_common.service_proxy.messages import as_update, report, state
 from infranetes_common.service_proxy.proxy import ServiceProxy
 from infranetes_common.service_proxy.script import of_bridge
 from infranetes_common.service_proxy.upkeep import MEND_SECONDS
@@ -38,22 +38,24 @@ class NodeProxy:
     """Keeps a bridge's tables equal to the rules, from `start` until `stop`.
 
     :param rules: None: there are none, and tables of an earlier daemon's are removed.
+    :ivar rules: what sends the proxy the rules; None: there are none.
     """
 
     def __init__(self, reactor: IReactor, bridge: str, rules: Rules | None) -> None:
+        self._reactor = reactor
         self._kernel = Kernel(reactor, tables=of_bridge(bridge))
         self._proxy = ServiceProxy(self._kernel)
-        self._sender = rules.sender(_InProcess(self._proxy)) if rules is not None else None
+        self.rules = rules.sender(_InProcess(self._proxy)) if rules is not None else None
         self._looking = LoopingCall(self._look)
         self._looking.clock = reactor
 
     @deferred
     async def start(self) -> None:
         """Begin. What fails is tried again; it holds up nothing else."""
-        if self._sender is None:
+        if self.rules is None:
             await self._remove()
             return
-        self._sender.start()
+        self.rules.start()
         self._proxy.watch.begin()
         self._looking.start(MEND_SECONDS, now=False).addErrback(
             lambda failure: _log.failure("checking the node's service proxy ended", failure=failure)
@@ -62,11 +64,19 @@ class NodeProxy:
     @deferred
     async def stop(self) -> None:
         """End; the tables stay in force. Idempotent."""
-        if self._sender is not None:
-            self._sender.stop()
+        if self.rules is not None:
+            self.rules.stop()
         if self._looking.running:
             self._looking.stop()
         await self._proxy.watch.end()
+
+    async def service_report(
+        self, key: vmserver.ServiceKey | None, seconds: float
+    ) -> vmserver.ServiceReportResponse:
+        """Report the state of the tables. See `IServiceAgent.service_report`."""
+        return await within(
+            self._reactor, seconds, report(self._proxy, key), "reading the node's tables of Services"
+        )
 
     async def _remove(self) -> None:
         tables = self._kernel.tables

@@ -8,7 +8,7 @@
     kernel     runs scripts by the nftables library, and the programs `nft` and `conntrack`
     verdict    the outcome of all this for one address
     proxy      keeps the kernel's tables equal to the node's rules
-    messages   the node's messages, as values
+    messages   the messages between it and the node, as values
     upkeep     what goes on as long as there is a proxy
 
 Containers share the VM's own network, so their packets are local: they are translated on their way out, and

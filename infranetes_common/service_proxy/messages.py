@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's messages to the service proxy, as values."""
+"""The messages between the node and a service proxy, as values."""
 
 from __future__ import annotations
 
+from ipaddress import ip_address
+
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.service_proxy import rules
+from infranetes_common.service_proxy.placement import DROPPED, REFUSED
 from infranetes_common.service_proxy.proxy import ServiceProxy, Update, Version
+from infranetes_common.service_proxy.verdict import Verdict
 from infranetes_common.wire import vmserver as messages
 
 MAX_RULES = 10_000  # per message
+MAX_SHOWN = 1024  # endpoints shown of one verdict
 
 
 def state(proxy: ServiceProxy) -> messages.ServiceRulesState:
@@ -29,4 +34,34 @@ def as_update(request: messages.ServiceRulesUpdate) -> Update:
         request.all,
         request.more,
         rules.ranges(request.ranges.ranges) if request.HasField("ranges") else None,
+    )
+
+
+async def report(proxy: ServiceProxy, key: messages.ServiceKey | None) -> messages.ServiceReportResponse:
+    """Return a proxy's report. :param key: a destination, on which it is to have the verdict.
+
+    :raise InvalidArgument: `key` is malformed.
+    :raise InfranetesError: another program has changed the tables, and they can't be mended."""
+    found = await proxy.report(None if key is None else rules.key(key))
+    return messages.ServiceReportResponse(
+        table=found.version.table,
+        number=found.version.number,
+        rules=found.rules,
+        refused_packets=found.counters.get(REFUSED, 0),
+        dropped_packets=found.counters.get(DROPPED, 0),
+        flows=found.flows,
+        max_flows=found.max_flows,
+        verdict=None if found.verdict is None else _verdict(found.verdict),
+    )
+
+
+def _verdict(verdict: Verdict) -> messages.ServiceVerdict:
+    return messages.ServiceVerdict(
+        outcome=verdict.outcome.name,
+        endpoints=[
+            messages.ServiceEndpoint(address=ip_address(address).packed, port=port)
+            for address, port in verdict.endpoints[:MAX_SHOWN]
+        ],
+        endpoint_count=len(verdict.endpoints),
+        affinity_seconds=verdict.affinity_seconds,
     )

@@ -19,7 +19,7 @@ class PodServices(PodFeature):
     """Keeps the service proxies in pods' VMs up to date.
 
     Those of pods that decline that have none, nor those of pods in the CNI's network, where the node's own
-    proxy serves them."""
+    proxy serves them. A pod without our agent can't decline: the node translates what comes from its VM."""
 
     name = "rules of Services"
 
@@ -51,5 +51,6 @@ class PodServices(PodFeature):
 
 def tell_of_services(sandbox: Sandbox) -> None:
     """Keep the VM's service proxy up to date from now on, if it is to have one. Idempotent."""
-    if sandbox.record.network != CNI and wants_service_proxy(sandbox.config.annotations):
+    wanted = wants_service_proxy(sandbox.config.annotations) or not sandbox.machine.has_agent
+    if sandbox.record.network != CNI and wanted:
         sandbox.machine.tell_of_services()

@@ -247,8 +247,7 @@ class Sandbox:
             self.deserted.cancel()
         if self.watch is not None:
             self.watch.stop()
-        if self.machine.rules is not None:
-            self.machine.rules.stop()
+        self.machine.stop_telling()
 
     def check_stays(self) -> None:
         """Check that the sandbox may get more containers.

@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 from infranetes.firewalls.agent_ports import AgentPorts
 from infranetes.identity.authority import Authority
 from infranetes.machines.agentless.access import SSH_PORT
-from infranetes.machines.context import NodeNames, ServiceRules
+from infranetes.machines.context import NodeNames, NodeServices, ServiceRules
 from infranetes.machines.interface import Connect, IAgent
 from infranetes.observer import Observer
 from infranetes.overlay.overlay import Overlay
@@ -92,6 +92,8 @@ class ProviderSide:
     :ivar trouble: why no VM can be launched or destroyed; "": they can be.
     :ivar orphans: the ids of its instances that had no record in the last pass.
     :ivar overlay: gives its pods addresses of the pods' network; None: its VMs need none of these.
+    :ivar node_services: translates the addresses of Services for its VMs without our agent; None: nothing
+        does.
     :ivar gets_subnet: whether it receives the subnet that kubelet gives to pods.
     """
 
@@ -102,6 +104,7 @@ class ProviderSide:
         self.trouble = "the daemon is starting"
         self.orphans: set[str] = set()
         self.overlay: Overlay | None = None
+        self.node_services: NodeServices | None = None
         self.gets_subnet = True
 
     @property

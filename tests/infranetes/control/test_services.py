@@ -29,6 +29,7 @@ from infranetes_common.wire import control, vmserver
 from tests.infranetes.cri.support import NO_CALL
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import pod
+from tests.infranetes.pods.features.test_guests import GuestCase
 from tests.infranetes.services import objects as written
 from tests.infranetes.services.test_sender import VM
 
@@ -64,7 +65,11 @@ class Cluster(ClusterServices):
         self.changed.notify()
 
 
-class ServicesTests(PodsTestCase):
+class AskingCase(PodsTestCase):
+    """A daemon that has one Service. :ivar sandbox: the pod that is asked about."""
+
+    sandbox: str
+
     def setUp(self) -> None:
         super().setUp()
         self.cluster = Cluster(cast(IReactor, self.world.clock))
@@ -72,23 +77,6 @@ class ServicesTests(PodsTestCase):
         self.addCleanup(self.cluster.end)
         self.calls = ServiceCalls(self.world.clock, self.world.node.inventory, self.cluster)
         self.cluster.serve("web", "10.96.0.1", "10.1.0.1", "10.1.0.2")
-        self.sandbox = self.run_pod(pod("client"))
-        self.answers(vmserver.ServiceReportResponse(rules=1))
-
-    def answers(self, given: vmserver.ServiceReportResponse | Exception) -> None:
-        """Set what the pod's VM answers about its Services."""
-        self.asked: list[vmserver.ServiceKey | None] = []
-
-        async def service_report(
-            key: vmserver.ServiceKey | None, within: float
-        ) -> vmserver.ServiceReportResponse:
-            self.asked.append(key)
-            if isinstance(given, Exception):
-                raise given
-            return given
-
-        agent: Any = self.world.agents[self.sandbox]  # Any: stands in for AgentClient
-        agent.service_report = service_report
 
     def begin_services(self, **fields: Any) -> Deferred[control.GetServicesResponse]:
         async def merged() -> control.GetServicesResponse:
@@ -114,6 +102,28 @@ class ServicesTests(PodsTestCase):
 
     def document(self, answer: Any) -> Any:
         return json.loads(json.dumps(as_json("services", answer, argparse.Namespace())))
+
+
+class ServicesTests(AskingCase):
+    def setUp(self) -> None:
+        super().setUp()
+        self.sandbox = self.run_pod(pod("client"))
+        self.answers(vmserver.ServiceReportResponse(rules=1))
+
+    def answers(self, given: vmserver.ServiceReportResponse | Exception) -> None:
+        """Set what the pod's VM answers about its Services."""
+        self.asked: list[vmserver.ServiceKey | None] = []
+
+        async def service_report(
+            key: vmserver.ServiceKey | None, within: float
+        ) -> vmserver.ServiceReportResponse:
+            self.asked.append(key)
+            if isinstance(given, Exception):
+                raise given
+            return given
+
+        agent: Any = self.world.agents[self.sandbox]  # Any: stands in for AgentClient
+        agent.service_report = service_report
 
     def test_all_rules_and_which_vms_have_them(self) -> None:
         other = self.run_pod(pod("other"))
@@ -260,6 +270,74 @@ class ServicesTests(PodsTestCase):
         ):
             request = control.TraceServiceRequest(pod=which, address=address, port=port, protocol=protocol)
             self.failureResultOf(start(self.calls.TraceService(request, NO_CALL)), InvalidArgument)
+
+
+class NodeTables:
+    """The node's own service proxy. :ivar answer: its report."""
+
+    def __init__(self, rules: RuleSender) -> None:
+        self.rules = rules
+        self.answer = vmserver.ServiceReportResponse(rules=4, refused_packets=3)
+
+    async def service_report(
+        self, key: vmserver.ServiceKey | None, seconds: float
+    ) -> vmserver.ServiceReportResponse:
+        return self.answer
+
+
+class GuestTests(AskingCase, GuestCase):
+    """A guest without our agent, for which the node translates."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        rules = self.cluster.sender(cast(IAgent, None))
+        rules.start()
+        self.tables = self.world.side.node_services = NodeTables(rules)
+        self.sandbox, _ = self.running()
+
+    def test_what_the_node_translates_for_it_is_shown_in_its_place(self) -> None:
+        answer = self.services(pod=self.sandbox)
+        (vm,) = self.document(answer)["vms"]
+        self.assertEqual((vm["told"], vm["by_node"], vm["current"]), (True, True, True))
+        self.assertEqual((vm["trouble"], vm["counts"]["rules"]), ("", 4))
+        text = self.shown(answer)
+        self.assertIn("current on the node", text)
+        self.assertIn("on the node, for all VMs on its bridge: 4 rules; packets refused: 3", text)
+
+    def test_the_node_has_no_sender_for_each(self) -> None:
+        self.run_pod(pod("other"))
+        self.assertEqual(len(self.cluster.vms), 1)
+
+    def test_an_address_is_traced_on_the_node(self) -> None:
+        its = [vmserver.ServiceEndpoint(address=ip_address("10.1.0.2").packed, port=8080)]
+        self.tables.answer.verdict.CopyFrom(
+            vmserver.ServiceVerdict(outcome=Outcome.TRANSLATED, endpoints=its, endpoint_count=1)
+        )
+        text = self.shown(self.trace("10.96.0.1"), trace=destination("10.96.0.1:80"))
+        self.assertIn("spread evenly: 10.1.0.1:8080, 10.1.0.2:8080", text)
+        self.assertIn("on the node, for all VMs on its bridge: spread evenly: 10.1.0.2:8080", text)
+
+    def test_the_node_knows_no_pod_s_address_when_it_compares_source_ranges(self) -> None:
+        item = written.service("web", ("10.96.0.1",), loadBalancerSourceRanges=["10.0.0.0/8"])
+        item["status"] = {"loadBalancer": {"ingress": [{"ip": "203.0.113.5"}]}}
+        read = service(item)
+        assert read is not None
+        self.cluster.table.put_service(read)
+        self.tables.answer.verdict.outcome = Outcome.DROPPED
+        answer = self.trace("203.0.113.5")
+        self.assertEqual(answer.node.outcome, "dropped")
+        self.assertTrue(self.document(answer)["same"])
+
+    def test_without_that_it_is_said_that_it_has_none(self) -> None:
+        self.world.side.node_services = None
+        self.do(self.world.sandboxes.stop(self.sandbox))
+        self.sandbox = self.run_pod(pod("other"))
+        self.successResultOf(self.create(self.sandbox))
+        (vm,) = self.services(pod=self.sandbox).vms
+        self.assertEqual((vm.told, vm.by_node), (False, False))
+        self.assertIn("no agent of ours", vm.trouble)
+        request = control.TraceServiceRequest(address="10.96.0.1", port=80, pod=self.sandbox)
+        self.failureResultOf(start(self.calls.TraceService(request, NO_CALL)), FailedPrecondition)
 
 
 class CommandLineTests(SynchronousTestCase):

@@ -24,8 +24,9 @@ from infranetes.pods.node.handler_config import AnnotationsConfig, HandlerConfig
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SandboxState
 from infranetes.pods.store.store import Store
-from infranetes.providers.interface import IInVpc
-from infranetes_common.errors import ConfigError, Unavailable
+from infranetes.providers.hypervisor import IBootsImages, IHypervisor
+from infranetes.providers.interface import IBridgesVms, IInVpc
+from infranetes_common.errors import ConfigError, NotFound, Unavailable
 from infranetes_common.reactors import installed
 
 POOL = PoolConfig(sizes=(PoolSize(count=2),))
@@ -46,11 +47,22 @@ class Cloud(Provider):
     """A provider with a network of its own."""
 
 
+@implementer(IBootsImages, IBridgesVms)
+class Bridged(Provider):
+    """A provider whose VMs boot images of the node, on a bridge."""
+
+    bridge = "bridge0"
+
+    def hypervisor(self, instance_id: str) -> IHypervisor:
+        raise NotFound(f"there is no VM {instance_id}")
+
+
 def make(reactor: Any, name: str, table: Mapping[str, Any], context: Any) -> Any:
     """Make a provider of any name except `nowhere`."""
     if name == "nowhere":
         raise ConfigError("provider 'nowhere' is not known")
-    return Cloud(name) if name.startswith("cloud") else Provider(name)
+    kinds = {"cloud": Cloud, "cloudy": Cloud, "bridged": Bridged}
+    return kinds.get(name, Provider)(name)
 
 
 def pooled(number: int, provider: str, handler: str = "") -> PoolRecord:
@@ -130,6 +142,22 @@ class ProvidersTests(TestCase):
         node = self.daemon(provider="cloud", handlers=handlers, kubernetes=kubernetes).node
         [overlay] = {side.overlay for side in node.providers}
         self.assertIsNotNone(overlay)
+
+    def rules_on_the_node(self, images: str) -> Any:
+        """Return what sends the rules of Services to the node's proxy for VMs of pods of this kind."""
+        handlers = {"x": HandlerConfig(provider="bridged", images=images)}
+        kubernetes = KubernetesConfig(kubeconfig="/nonexistent")
+        providers = self.daemon(provider="west", handlers=handlers, kubernetes=kubernetes).node.providers
+        self.assertIsNone(providers.own.node_services, "it has no bridge")
+        proxy = providers.by_name["bridged"].node_services
+        assert proxy is not None
+        return proxy.rules
+
+    def test_guests_on_a_bridge_reach_services_by_the_node(self) -> None:
+        self.assertIsNotNone(self.rules_on_the_node("machine"))
+
+    def test_where_there_are_no_guests_the_node_translates_nothing(self) -> None:
+        self.assertIsNone(self.rules_on_the_node(""))
 
     async def test_a_provider_that_only_records_name_is_made_for_them(self) -> None:
         record = SandboxRecord(

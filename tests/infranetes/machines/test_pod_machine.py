@@ -19,7 +19,7 @@ from infranetes_common.concurrency import Flight, sleep, start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted, Unavailable
 from infranetes_common.wire import cri
 from tests.infranetes.pods.fake_agent import FakeAgent
-from tests.infranetes.pods.fakes import FakeNode, FakeServices
+from tests.infranetes.pods.fakes import FakeNode, FakeNodeServices, FakeServices
 
 ID, TOKEN = "1d" * 16, "70" * 16
 
@@ -300,6 +300,21 @@ class AgentTests(MachineCase):
             else:
                 self.world.clock.advance(6)
             self.assertIs(self.successResultOf(waiting), told)
+
+    def test_one_without_our_agent_is_told_none_and_waits_for_the_node_s_own_rules(self) -> None:
+        self.owner.facts = attrs.evolve(self.owner.facts, agent_port=0)
+        services = self.world.node.services = FakeServices()
+        self.machine.tell_of_services()
+        self.assertIsNone(self.machine.rules)
+        self.world.side.node_services = on_node = FakeNodeServices()
+        self.machine.tell_of_services()
+        waiting = start(self.machine.has_rules(5.0))
+        self.assertNoResult(waiting)
+        on_node.rules.told.succeed(None)
+        self.assertTrue(self.successResultOf(waiting))
+        self.successResultOf(self.machine.disconnect())
+        self.assertEqual((on_node.rules.stopped, services.senders), (0, []))
+        self.assertIsNone(self.machine.rules)
 
     def test_once_it_is_no_longer_connected_nothing_is_asked_of_it(self) -> None:
         self.agent.clocks = lambda: (5, 5)

@@ -57,7 +57,7 @@ from infranetes.services.timing import RuleProgress
 from infranetes_common.concurrency import Event, start
 from infranetes_common.errors import NotFound
 from infranetes_common.reactors import IReactor
-from infranetes_common.wire import cri
+from infranetes_common.wire import cri, vmserver
 from tests.infranetes.pods.fake_agent import FakeAgent
 from tests.infranetes.pods.scheduling import Kind, Work
 
@@ -342,6 +342,18 @@ class FakeServices:
     def sender(self, agent: IAgent) -> FakeSender:
         self.senders.append(FakeSender())
         return self.senders[-1]
+
+
+class FakeNodeServices:
+    """The node's own service proxy."""
+
+    def __init__(self) -> None:
+        self.rules = FakeSender()
+
+    async def service_report(
+        self, key: vmserver.ServiceKey | None, seconds: float
+    ) -> vmserver.ServiceReportResponse:
+        return vmserver.ServiceReportResponse()
 
 
 class DaemonClock:

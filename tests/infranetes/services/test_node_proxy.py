@@ -16,6 +16,7 @@ from infranetes.services.sender import IAgent, RuleSender
 from infranetes.services.table import RuleTable
 from infranetes_common.concurrency import Notifier, run_in_thread
 from infranetes_common.reactors import installed
+from infranetes_common.wire.vmserver import ServiceKey
 from tests.harness.needs import needs_netns
 from tests.infranetes.services import objects as written
 from tests.support.waiting import until
@@ -73,6 +74,19 @@ class NodeProxyTests(TestCase):
         await self.has("10.96.0.10 . tcp . 80", "10.1.0.1 . 8080", f'iifname "{self.bridge}"')
         self.rules.serve("10.96.0.11", "10.1.0.2")
         await self.has("10.96.0.11 . tcp . 80", "10.1.0.2 . 8080", "10.1.0.1 . 8080")
+
+    async def test_it_says_what_is_in_force(self) -> None:
+        self.rules.serve("10.96.0.10", "10.1.0.1")
+        proxy = self.proxy(self.rules)
+        assert proxy.rules is not None
+        await proxy.start()
+        await proxy.rules.when_told()
+        self.assertTrue(proxy.rules.progress().current)
+        key = ServiceKey(address=b"\x0a\x60\0\x0a", protocol=6, port=80)
+        found = await proxy.service_report(key, 20.0)
+        self.assertEqual((found.number, found.rules), (self.rules.table.number, 1))
+        (endpoint,) = found.verdict.endpoints
+        self.assertEqual((endpoint.address, endpoint.port), (b"\x0a\x01\0\x01", 8080))
 
     async def test_the_next_daemon_changes_only_what_differs(self) -> None:
         self.rules.serve("10.96.0.10", "10.1.0.1")

@@ -13,7 +13,8 @@ from infranetes.pods.features import services as service_rules
 from infranetes.pods.store.states import ContainerState
 from infranetes_common.concurrency import start
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import FakeNode, FakeServices, box, pod
+from tests.infranetes.pods.fakes import FakeNode, FakeNodeServices, FakeSender, FakeServices, box, pod
+from tests.infranetes.pods.features.test_guests import GuestCase
 
 
 class PooledTests(PodsTestCase):
@@ -84,3 +85,32 @@ class ServiceRulesTests(PodsTestCase):
         self.world.wait(5)
         self.assertEqual(len(self.services.senders), 2)
         self.assertTrue(self.services.senders[1].running)
+
+
+class GuestTests(GuestCase):
+    """Guests without our agent, for which the node translates."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.services = self.world.services = self.world.node.services = FakeServices()
+        self.on_node = self.world.side.node_services = FakeNodeServices()
+
+    def test_its_start_waits_for_the_rules_on_the_node_whatever_the_pod_says(self) -> None:
+        for name, said in (("web", {}), ("declines", {"infranetes.io/service-proxy": "false"})):
+            config = pod(name)
+            config.annotations.update(said)
+            _, container = self.created(config)
+            starting = start(self.world.containers.start(container))
+            self.assertNoResult(starting)
+            self.on_node.rules.told.succeed(None)
+            self.successResultOf(starting)
+            self.on_node.rules = FakeSender()
+        self.assertEqual(self.services.senders, [])
+
+    def test_neither_a_pod_nor_a_daemon_that_stops_ends_them(self) -> None:
+        self.on_node.rules.told.succeed(None)
+        sandbox, _ = self.running()
+        self.run_pod(pod("other"))
+        self.do(self.world.sandboxes.stop(sandbox))
+        self.world.stop()
+        self.assertEqual(self.on_node.rules.stopped, 0)
