@@ -156,9 +156,16 @@ class Guests(PodFeature):
             self._watched[sandbox.id] = hypervisor.watch(partial(self._changed, sandbox))
 
     def _changed(self, sandbox: Sandbox, status: GuestStatus) -> None:
-        if status.state in (GuestState.OFF, GuestState.CRASHED) and sandbox.state is SandboxState.READY:
-            why = status.message or "it has powered off"
-            self._lost(sandbox, f"its guest has ended: {why}")
+        if status.state in (GuestState.OFF, GuestState.CRASHED):
+            self._end(sandbox, f"its guest has ended: {status.message or 'it has powered off'}")
+
+    def _end(self, sandbox: Sandbox, why: str) -> None:
+        """Have a READY sandbox end with its guest, unless the VM is being ended, or the container removed.
+
+        Without its container the sandbox stays, and may boot another VM."""
+        removed = any(_is_removed(each) for each in sandbox.containers.values())
+        if sandbox.state is SandboxState.READY and sandbox.ending is None and not removed:
+            self._lost(sandbox, why)
 
     def disconnected(self, sandbox: Sandbox) -> None:
         """Watch the guest no longer."""
@@ -166,21 +173,15 @@ class Guests(PodFeature):
             end()
 
     def ended(self, container: Container) -> None:
-        """Have the sandbox end with its guest, unless the container is being removed."""
+        """Have the sandbox end with its guest."""
         provider = self._handler_of(container.sandbox.record).side.provider
         if container.sandbox.record.image and _is_known(container.sandbox, provider):
             # Not now, as this is told by the watch that a lost sandbox ends.
             self._reactor.callLater(0, self._end_with, container)
 
     def _end_with(self, container: Container) -> None:
-        sandbox = container.sandbox
-        if (
-            sandbox.state is SandboxState.READY
-            and sandbox.ending is None
-            and container.removing is None
-            and sandbox.containers.get(container.id) is container
-        ):
-            self._lost(sandbox, "its guest has ended; its pod gets another VM")
+        if container.sandbox.containers.get(container.id) is container:
+            self._end(container.sandbox, "its guest has ended; its pod gets another VM")
 
     async def sweep(self) -> None:
         """End sandboxes whose guests have ended, where an earlier daemon did not get to it."""
@@ -213,6 +214,10 @@ def _is_known(sandbox: Sandbox, provider: object) -> bool:
     if IBootsGuests.providedBy(provider):
         return not sandbox.machine.has_agent
     return IBootsImages.providedBy(provider)
+
+
+def _is_removed(container: Container) -> bool:
+    return container.removing is not None and not container.removing.done
 
 
 def _container(sandbox: Sandbox) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 from zope.interface import implementer
 
 from infranetes.images import Image
@@ -18,6 +18,8 @@ from infranetes.machines.agentless.configuration import PodFacts
 from infranetes.machines.agentless.memory import GuestMemory
 from infranetes.pods.features.guests import Guests
 from infranetes.pods.node.handler_config import MACHINE
+from infranetes.pods.node.inventory import Container
+from infranetes.pods.store.records import ContainerRecord
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm.sandbox_vm import reachable_machines
 from infranetes.providers.hypervisor import GuestState, GuestStatus, IBootsImages, IHypervisor
@@ -168,12 +170,13 @@ class GuestCase(PodsTestCase):
     """A node whose pods are guests without our agent."""
 
     world: GuestNode
+    node = GuestNode
 
     def make_world(self) -> FakeNode:
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
         self.directory = Path(directory.name) / "guests"
-        return GuestNode(self.directory)
+        return self.node(self.directory)
 
     @property
     def provider(self) -> BootingProvider:
@@ -197,6 +200,19 @@ class GuestCase(PodsTestCase):
         sandbox, container = self.created()
         self.do(self.world.containers.start(container))
         return sandbox, container
+
+    def removing(self, container: str) -> tuple[Deferred[None], Deferred[None]]:
+        """Begin to remove a container. Return that, and what has it recorded, as it is then on its way."""
+        inventory, recorded = self.world.node.inventory, Deferred[None]()
+        save = inventory.save_container
+
+        async def saved(container: Container, record: ContainerRecord) -> None:
+            if record.state is ContainerState.REMOVING:
+                await recorded
+            await save(container, record)
+
+        self.patch(inventory, "save_container", lambda *its: start(saved(*its)))
+        return start(self.world.containers.remove(container)), recorded
 
     def restart(self) -> None:
         """Have the next daemon find what there is, once its provider has started."""
@@ -355,6 +371,25 @@ class SecondTests(GuestCase):
         self.successResultOf(removing)
         self.assertVacant(sandbox)
 
+    def test_so_does_one_that_has_ended_and_whose_removal_is_being_recorded(self) -> None:
+        sandbox, container = self.running()
+        removing, recorded = self.removing(container)
+        self.world.wait(0.25)
+        self.assertIs(self.state(container)[0], ContainerState.EXITED)
+        self.do(self.world.node.features.sweep())
+        self.assertIs(self.record(sandbox).state, SandboxState.READY)
+        recorded.callback(None)
+        self.successResultOf(removing)
+        self.assertVacant(sandbox)
+
+    def test_one_that_ended_while_its_container_could_not_be_removed_is_lost(self) -> None:
+        sandbox, container = self.running()
+        full = ResourceExhausted("the node's disk is full")
+        self.patch(self.world.node.inventory, "save_container", lambda *args: fail(full))
+        self.failureResultOf(start(self.world.containers.remove(container)), ResourceExhausted)
+        self.do(self.world.node.features.sweep())
+        self.assertIs(self.record(sandbox).state, SandboxState.LOST)
+
     def test_a_second_container_is_refused(self) -> None:
         sandbox, _ = self.created()
         why = self.failureResultOf(
@@ -403,7 +438,11 @@ class SecondTests(GuestCase):
         self.do(self.world.containers.remove(container))
         self.assertVacant(sandbox)
         self.successResultOf(self.create(sandbox))
+        self.world.wait(0.25)
         self.assertEqual(len(self.provider.instances), 1)
+        self.assertIs(
+            self.record(sandbox).state, SandboxState.READY, "the first guest's end is not the second's"
+        )
 
     def test_an_ended_instance_without_a_reason_is_a_loss(self) -> None:
         sandbox, container = self.running()
@@ -415,6 +454,54 @@ class SecondTests(GuestCase):
         self.restart()
         self.world.wait(60.0)
         self.assertEqual(self.state(container)[0], ContainerState.EXITED)
+
+
+class WithAgent(BootingProvider):
+    """VMs that have our agent, in an image of anybody's."""
+
+    async def _launch(self, spec: InstanceSpec) -> Instance:
+        made = attrs.evolve(await super()._launch(spec), agent_port=7000)
+        self.instances[made.id] = made
+        return made
+
+
+class NodeWithAgents(GuestNode):
+    """A node whose pods are guests with our agent."""
+
+    def make_provider(self) -> FakeProvider:
+        return WithAgent(self)
+
+
+class WithAgentTests(GuestCase):
+    """Guests with our agent, whose hypervisors are watched beside it."""
+
+    node = NodeWithAgents
+
+    def test_its_sandbox_is_lost_with_it(self) -> None:
+        sandbox, _ = self.running()
+        self.hypervisor.become(OFF)
+        self.assertIs(self.record(sandbox).state, SandboxState.LOST)
+
+    def test_but_stays_when_it_ends_as_its_container_is_removed(self) -> None:
+        sandbox, container = self.running()
+        removing, recorded = self.removing(container)
+        self.hypervisor.become(OFF)
+        self.assertIs(self.record(sandbox).state, SandboxState.READY)
+        recorded.callback(None)
+        self.successResultOf(removing)
+        self.assertVacant(sandbox)
+        self.assertEqual(self.hypervisor.watched, 0)
+
+    def test_and_while_its_vm_can_not_be_destroyed(self) -> None:
+        sandbox, container = self.running()
+        self.provider.destroy_error = Unavailable("the host does not answer")
+        self.failureResultOf(start(self.world.containers.remove(container)), Unavailable)
+        self.hypervisor.become(OFF)
+        self.do(self.world.node.features.sweep())
+        self.assertIs(self.record(sandbox).state, SandboxState.READY)
+        self.provider.destroy_error = None
+        self.do(self.world.containers.remove(container))
+        self.assertVacant(sandbox)
 
 
 class AskedForTests(GuestCase):
