@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
@@ -36,7 +35,7 @@ STOPPED_AT_ONCE = 50  # logs in one turn of the reactor: stopping one takes abou
 
 _log = Logger()
 
-Read = Callable[[str], AsyncIterator[vmserver.LogRecord]]
+Read = Callable[[str], AsyncGenerator[vmserver.LogRecord, None]]
 
 
 class ContainerLog:
@@ -172,7 +171,7 @@ class ContainerLog:
 
     async def _read_records(self) -> None:
         self._gap = False
-        records: Any = self._read(self._writer.cursor)  # Any: an async generator, which has aclose
+        records = self._read(self._writer.cursor)
         async with aclosing(records):
             async for record in records:
                 if record.gap and not self._gap:

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import h11
+from twisted.internet.address import IPv4Address, IPv6Address
 from twisted.logger import Logger
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request
@@ -187,13 +187,13 @@ class Screens:
 
     @contextmanager
     def _logged(self, sandbox: Sandbox, connection: StreamingConnection) -> Iterator[None]:
-        peer: Any = connection.transport.getPeer()  # Any: of any kind of transport
+        peer = connection.transport.getPeer()
         began = self._reactor.seconds()
         about = {
             "vm": sandbox.record.instance_id,
             "sandbox": sandbox.id,
             "pod": sandbox.pod,
-            "address": getattr(peer, "host", str(peer)),
+            "address": peer.host if isinstance(peer, IPv4Address | IPv6Address) else str(peer),
         }
         _log.warn(
             "{address} is connected to screen and keyboard of VM {vm} of pod {pod} by the node's page",

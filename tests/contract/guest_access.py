@@ -235,13 +235,13 @@ class GuestAccessContract(_Base):
         call = self.access.session()
         self.addCleanup(call.cancel)
         start = vmserver.SessionStart(command=command, **streams)
-        await self.timed(call.send(vmserver.SessionInput(start=start)))  # type: ignore[arg-type]
+        await self.timed(call.send(vmserver.SessionInput(start=start)))
         heard = Heard(call)
         heard.over.addTimeout(self.call_seconds, reactor)
         return heard
 
     async def write(self, heard: Heard, data: bytes) -> None:
-        await self.timed(heard.call.send(vmserver.SessionInput(stdin=data)))  # type: ignore[arg-type]
+        await self.timed(heard.call.send(vmserver.SessionInput(stdin=data)))
 
     async def said(self, heard: Heard, words: bytes) -> None:
         async def there() -> bool:
@@ -310,7 +310,7 @@ class GuestAccessContract(_Base):
         call = self.access.session()
         self.addCleanup(call.cancel)
         start = vmserver.SessionStart(command=["head", "-c", str(4 * MIB), "/dev/zero"], stdout=True)
-        await self.timed(call.send(vmserver.SessionInput(start=start)))  # type: ignore[arg-type]
+        await self.timed(call.send(vmserver.SessionInput(start=start)))
         await deferLater(reactor, 0.3, lambda: None)
         heard = Heard(call)
         self.assertEqual(await heard.over, 0)
@@ -325,7 +325,7 @@ class GuestAccessContract(_Base):
             return
         heard = await self.begin("sh", "-c", script, tty=True, term="vt220")
         size = vmserver.TerminalSize(width=100, height=30)
-        await self.timed(heard.call.send(vmserver.SessionInput(resize=size)))  # type: ignore[arg-type]
+        await self.timed(heard.call.send(vmserver.SessionInput(resize=size)))
         await self.write(heard, b"go\n")
         await self.said(heard, b"vt220\r\n30 100\r\n")
         await self.write(heard, b"typed\n")

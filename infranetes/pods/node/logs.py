@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from pathlib import Path
 
 import attrs
@@ -117,7 +117,7 @@ class Pump:
         self.log.start()
         self.log.finished.addCallbacks(lambda _: self._finish(), self._fail)
 
-    async def _read(self, cursor: str) -> AsyncIterator[vmserver.LogRecord]:
+    async def _read(self, cursor: str) -> AsyncGenerator[vmserver.LogRecord, None]:
         client = self._container.sandbox.client
         if client is None:
             raise Unavailable(f"sandbox {self._container.record.sandbox_id} has no agent")

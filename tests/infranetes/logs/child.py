@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater, react
 
 from infranetes.logs import Checkpoint, ContainerLog
+from infranetes_common.wire import vmserver
 from tests.infranetes.logs.log_scenario import record
 
 
@@ -27,7 +28,7 @@ def line(number: int) -> Any:
 async def main(reactor: Any, directory: str, lines: str) -> None:
     kept = Path(directory) / "checkpoint.json"
 
-    async def read(cursor: str) -> AsyncIterator[Any]:
+    async def read(cursor: str) -> AsyncGenerator[vmserver.LogRecord, None]:
         for number in range(int(cursor or 0) + 1, int(lines) + 1):
             if number % 500 == 0:
                 await deferLater(reactor, 0.001)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import datetime
 import errno
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple, cast
 
@@ -51,7 +51,7 @@ class Source:
         self.text = 0  # the most records that come as one, with their text; 0: each comes as it is
         self._waiting: list[Deferred[None]] = []
 
-    async def read(self, cursor: str) -> AsyncIterator[Any]:
+    async def read(self, cursor: str) -> AsyncGenerator[vmserver.LogRecord, None]:
         self.asked.append(cursor)
         at = int(cursor or 0)
         while True:
@@ -170,7 +170,7 @@ class LogScenario:
             await take_time()
             return result
 
-        async def read(cursor: str) -> AsyncIterator[Any]:
+        async def read(cursor: str) -> AsyncGenerator[vmserver.LogRecord, None]:
             if fuse.dead:
                 raise Killed
             if self.unreachable:

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
 from twisted.trial.unittest import TestCase
 
@@ -15,6 +14,7 @@ from infranetes.logs.files import LogFiles
 from infranetes.logs.writer import BATCH_BYTES
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.reactors import installed
+from infranetes_common.wire import vmserver
 from tests.contract.container_sessions import GROWTH, STREAMED, resident
 from tests.infranetes.logs.log_scenario import record
 from tests.support.waiting import until
@@ -41,7 +41,7 @@ class MemoryTests(TestCase):
         count = STREAMED // len(LINE)
         read = 0
 
-        async def source(cursor: str) -> AsyncIterator[Any]:
+        async def source(cursor: str) -> AsyncGenerator[vmserver.LogRecord, None]:
             nonlocal read
             while read < count:
                 read += 1

@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.logs import Checkpoint, ContainerLog, stop_all
 from infranetes_common.reactors import installed
+from infranetes_common.wire import vmserver
 from tests.harness.durations import slow
 from tests.harness.needs import needs_mounts
 from tests.infranetes.logs.child import line
@@ -84,7 +85,7 @@ class FullDiskTests(TestCase):
         records = [record(i + 1, b"x" * 1000) for i in range(180)]
         (mount / "filler").write_bytes(bytes(128 << 10))
 
-        async def read(cursor: str) -> AsyncIterator[Any]:
+        async def read(cursor: str) -> AsyncGenerator[vmserver.LogRecord, None]:
             for one in records[int(cursor or 0) :]:
                 await deferLater(reactor, 0.001)
                 yield one
@@ -110,7 +111,7 @@ class ManyTests(TestCase):
         records = [record(i + 1, b"x" * 100) for i in range(3)]
         cancelled: list[str] = []
 
-        async def read(cursor: str) -> AsyncIterator[Any]:
+        async def read(cursor: str) -> AsyncGenerator[vmserver.LogRecord, None]:
             for one in records[int(cursor or 0) :]:
                 yield one
             try:

@@ -21,7 +21,7 @@ import re
 import stat
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -52,6 +52,8 @@ _UNPLUG_SECONDS = 10.0
 _DEVICE = re.compile(r"volume-([0-9]{1,3})-([0-9a-f]{20})")
 _NODE = re.compile(r"volume-([0-9a-f]{20})")
 _log = Logger()
+
+T = TypeVar("T")
 
 
 @attrs.frozen
@@ -231,11 +233,16 @@ class AttachedVolumes:
         )
 
 
+class ToTheEnd(Protocol):
+    """Starts work that goes on when its caller is cancelled."""
+
+    def __call__(self, work: Coroutine[Any, Any, T]) -> Deferred[T]: ...  # Any: whatever it awaits
+
+
 class VolumeAttacher:
     """The volumes of all VMs, as `IVolumes` has them; the caller knows where their files are.
 
-    :param find: the VM with an instance's id. :param vms: all of them. :param to_the_end: lets work go on
-        when its caller is cancelled.
+    :param find: the VM with an instance's id. :param vms: all of them.
     :ivar volumes: those of one VM.
     """
 
@@ -244,7 +251,7 @@ class VolumeAttacher:
         reactor: IReactor,
         find: Callable[[str], Vm],
         vms: Callable[[], Sequence[Vm]],
-        to_the_end: Callable[[Coroutine[Any, Any, Any]], Deferred[Any]],  # Any: whatever the work results in
+        to_the_end: ToTheEnd,
     ) -> None:
         self.volumes = AttachedVolumes(reactor)
         self._find = find
@@ -255,8 +262,7 @@ class VolumeAttacher:
     async def attach(self, instance_id: str, volume: str, path: Path, read_only: bool) -> str:
         """See `IVolumes.attach`. :param path: the volume's file, or block device."""
         attaching = self.volumes.attach(self._find(instance_id), volume, path, read_only)
-        serial: str = await self._to_the_end(attaching)
-        return serial
+        return await self._to_the_end(attaching)
 
     @deferred
     async def detach(self, instance_id: str, volume: str) -> None:
