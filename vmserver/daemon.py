@@ -9,8 +9,8 @@ Start order, each state entered once:
     STARTING   the pod's disks are mounted again after a         the provider answered, or
                reboot; the ContainerProvider is started, the     failed once, or took too
                one that the pod chose or the configured one;     long; warmed up
-               without an identity, the machine is warmed up
-               (`prewarm`)
+               a machine that may become a template is warmed
+               up (`prewarm`)
     WAITING    sources look for an identity; a template is       an identity was taken on
                frozen here, so a clone has nothing to load
     SERVING    the TLS listener answers the node                 the agent stops
@@ -171,7 +171,8 @@ class Vmserver(Service):
         await self._identity.restore()
         if self._source is None:
             return
-        if not self._identity.sandbox_id:
+        # A template has its channel from QEMU. Any other machine is booted for one pod, which waits for it.
+        if self._config.identity.source == configuration.VIRTIO_SERIAL and not self._identity.sandbox_id:
             await prewarm(self._reactor, self._server.factory, self._choice.provider)
             await self._agent.prepare()
         self._source.start()

@@ -29,8 +29,11 @@ from tests.support.waiting import until
 from tests.vmserver.harness import SANDBOX, Agent, run_directory
 from tests.vmserver.pki import Authority
 from txgrpc import Code, GrpcError
+from vmserver import daemon
 from vmserver.config import Config
 from vmserver.identity.delivery import save
+from vmserver.identity.identity_file import IdentityFile
+from vmserver.identity.virtio_serial import VirtioSerial
 from vmserver.service import Options, makeService
 
 reactor = installed()
@@ -110,6 +113,37 @@ class OptionsTests(SynchronousTestCase):
             with self.assertRaises(SystemExit) as caught:
                 makeService(options)
             self.assertIn(word.replace("{path}", os.path.abspath(path)), str(caught.exception))
+
+
+class WarmUpTests(TestCase):
+    """Which machines are warmed up before they look for an identity."""
+
+    async def warmed_up(self, source: str) -> list[str]:
+        """Return what an agent does, in its order, that finds no identity."""
+        done: list[str] = []
+
+        async def prewarm(reactor: object, factory: object, provider: object) -> None:
+            done.append("warmed up")
+
+        self.patch(daemon, "prewarm", prewarm)
+        self.patch(VirtioSerial, "start", lambda _: done.append("looks"))
+        self.patch(IdentityFile, "start", lambda _: done.append("looks"))
+        agent = Agent(reactor, run_directory(self))
+        identity = attrs.evolve(agent.config.identity, source=source)
+        service = daemon.Vmserver(
+            reactor, attrs.evolve(agent.config, identity=identity), provider=agent.make_provider()
+        )
+        service.startService()
+        assert service._starting is not None
+        await service._starting
+        await service.stopService()
+        return done
+
+    async def test_one_that_may_become_a_template_is(self) -> None:
+        self.assertEqual(await self.warmed_up("virtio-serial"), ["warmed up", "looks"])
+
+    async def test_one_that_a_pod_waits_for_is_not(self) -> None:
+        self.assertEqual(await self.warmed_up("file"), ["looks"])
 
 
 class ProcessTests(TestCase):
