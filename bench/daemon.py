@@ -38,6 +38,7 @@ class Daemon:
     :param table: the provider's table in the configuration.
     :param preload: images that its VMs have from the start.
     :param more: TOML that is appended.
+    :param environment: its environment, in place of this process'.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class Daemon:
         registry: str = "",
         preload: Sequence[str] = (),
         more: str = "",
+        environment: Mapping[str, str] = os.environ,
     ) -> None:
         self._reactor = reactor
+        self._environment = environment
         self.root = Path(tempfile.mkdtemp(prefix="infranetes-bench-"))
         self.root.chmod(0o755)  # a provider may run its VMs as a different user
         self.socket = self.root / "run" / "infranetes.sock"
@@ -76,7 +79,7 @@ class Daemon:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _TWISTD, "-n", "--pidfile=", "infranetes", "-c", str(self._config)],
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+                env={**self._environment, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

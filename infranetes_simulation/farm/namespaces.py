@@ -108,11 +108,12 @@ class NamespaceMachine:
         self._hypervisor = started = _Hypervisor(json.dumps(described).encode())
         packages = str(Path(infranetes_simulation.__file__).parents[1])
         search = os.pathsep.join([packages, *filter(None, [os.environ.get("PYTHONPATH")])])
+        compiled = {"PYTHONPYCACHEPREFIX": sys.pycache_prefix} if sys.pycache_prefix else {}
         self._reactor.spawnProcess(
             started,
             sys.executable,
             [sys.executable, "-m", hypervisor.__name__, str(self._disk)],
-            env={**ENVIRONMENT, "PYTHONPATH": search},
+            env={**ENVIRONMENT, "PYTHONPATH": search, **compiled},
             path="/",
         )
         await started.running.wait()
