@@ -159,11 +159,7 @@ class LayerDisks:
     async def stop(self) -> None:
         """End what is under way, and begin nothing more. Idempotent."""
         self._stopped = True
-        flights = [*self._flights.values()]
-        for flight in flights:
-            flight.cancel()
-        for flight in flights:
-            await until_landed(flight)
+        await end_flights(self._flights.values())
 
     async def get(self, layers: Sequence[DiskSource]) -> list[LayerDisk]:
         """Return the disks of these layers, in the same order, made where they are missing or were changed.
@@ -310,6 +306,15 @@ class LayerDisks:
 
     async def _thread(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
         return await run_in_thread(self._reactor, work, *args, purpose=IMAGES)
+
+
+async def end_flights(flights: Iterable[Flight[T]]) -> None:
+    """Cancel work, and wait until all of it has ended."""
+    flights = [*flights]
+    for flight in flights:
+        flight.cancel()
+    for flight in flights:
+        await until_landed(flight)
 
 
 async def until_landed(flight: Flight[T]) -> None:

@@ -23,7 +23,7 @@ from zope.interface import implementer
 
 from infranetes.images import reference as references
 from infranetes.images.config import ImagesConfig
-from infranetes.images.disks import until_landed
+from infranetes.images.disks import end_flights
 from infranetes.images.interface import CatalogueImage, IKeepsImages
 from infranetes.images.machine.bases import Bases
 from infranetes.images.machine.config import MachineImageConfig
@@ -102,11 +102,7 @@ class MachineCatalogue:
     @deferred
     async def stop(self) -> None:
         self._stopped = True
-        flights = [*self._flights.values()]
-        for flight in flights:
-            flight.cancel()
-        for flight in flights:
-            await until_landed(flight)
+        await end_flights(self._flights.values())
 
     @deferred
     async def keep(self, ids: Collection[str]) -> None:
@@ -138,8 +134,7 @@ class MachineCatalogue:
             if flight.done:  # by `stop`
                 raise Unavailable("the daemon is stopping") from None
             if not flight.waiters:
-                flight.cancel()
-                await until_landed(flight)
+                await end_flights([flight])
             raise
         finally:
             if flight.done and self._flights.get(key) is flight:

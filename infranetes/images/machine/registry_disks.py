@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
-from infranetes.images.disks import until_landed
+from infranetes.images.disks import end_flights
 from infranetes.images.index import Image
 from infranetes.images.machine.bases import Bases
 from infranetes.images.machine.disk import BaseDisk
@@ -56,10 +56,7 @@ class RegistryDisks:
     async def stop(self) -> None:
         """End what is under way. Idempotent."""
         self._stopped = True
-        for flight in [*self._flights.values()]:
-            flight.cancel()
-        for flight in [*self._flights.values()]:
-            await until_landed(flight)
+        await end_flights(self._flights.values())
 
     async def base(self, image: Image, progress: Progress = quiet) -> BaseDisk:
         """Return an image's disk, and make it if it has not been made yet.
