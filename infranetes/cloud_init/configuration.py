@@ -29,13 +29,18 @@ _MOUNTS = b"@virtlet-mount-script@"
 
 
 @attrs.frozen
-class NoCloud:
-    """The CD for cloud-init's data source NoCloud."""
+class _CloudInit:
+    """What cloud-init is told, in whichever form."""
 
     meta_data: Mapping[str, object]
     user_data: bytes = attrs.field(repr=False)
     network_config: NetworkConfig
     resolvers: Resolvers
+
+
+@attrs.frozen
+class NoCloud(_CloudInit):
+    """The CD for cloud-init's data source NoCloud."""
 
     def cds(self, network: Network) -> tuple[Cd, ...]:
         """See GuestConfiguration."""
@@ -50,13 +55,8 @@ class NoCloud:
 
 
 @attrs.frozen
-class ConfigDrive:
+class ConfigDrive(_CloudInit):
     """The CD of OpenStack's form, for cloudbase-init, and for cloud-init's data source ConfigDrive."""
-
-    meta_data: Mapping[str, object]
-    user_data: bytes = attrs.field(repr=False)
-    network_config: NetworkConfig
-    resolvers: Resolvers
 
     def cds(self, network: Network) -> tuple[Cd, ...]:
         """See GuestConfiguration."""
