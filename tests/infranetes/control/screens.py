@@ -4,29 +4,18 @@
 from __future__ import annotations
 
 import struct
-import tempfile
 import zlib
-from pathlib import Path
 
-from twisted.internet.endpoints import UNIXClientEndpoint, UNIXServerEndpoint
 from twisted.internet.protocol import Factory
-from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
-from twisted.trial import unittest
-from zope.interface import implementer
 
 from infranetes.control.screens import ScreenCalls
-from infranetes_common import errors
 from infranetes_common.byte_connection import ByteConnection
 from infranetes_common.concurrency import start
-from infranetes_common.reactors import installed
-from infranetes_common.wire import control
-from infranetes_common.wire.control_rpcs import ControlStub
+from tests.infranetes.control.visit_case import VisitCase, reactor
 from tests.infranetes.machines.agentless.fakes import FakeHypervisor
-from tests.infranetes.pods.fakes import box, pod
+from tests.infranetes.pods.fakes import FakeNode, box
 from tests.infranetes.pods.features.test_guests import GuestNode
-from txgrpc import Channel, Server, Service
 
-reactor = installed()
 GREETING = b"RFB 003.008\n"
 
 
@@ -75,47 +64,27 @@ class Screen(Factory):
         self.gone += 1
 
 
-class ScreenCase(unittest.TestCase):
+class ScreenCase(VisitCase):
     """The pod `web`, whose VM has a screen."""
 
+    log = "infranetes.control.screens"
+    world: GuestNode
+
     async def setUp(self) -> None:
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = Path(directory.name)
-        self.world = GuestNode(self.directory / "guests")
-        self.world.provider_ready()
-        self.addCleanup(self.world.kill)
-        self.sandbox = await start(self.world.sandboxes.run(pod("web"), ""))
+        await super().setUp()
         self.container = await start(self.world.containers.create(self.sandbox, box()))
         self.hypervisor: FakeHypervisor = list(self.world.provider.hypervisors.values())[-1]
         self.hypervisor.picture = png()
         self.screen = Screen()
-        await self._listen("screen", self.screen)
+        await self.listen("screen", self.screen)
         self.view("screen")
-        self.allowed = True
         node = self.world.node
         self.calls = ScreenCalls(self.world.clock, node.inventory, node.providers, lambda: self.allowed)
-        service = Service(control.Control, self.calls)
-        self.server = Server(reactor, [service], translate_error=errors.to_grpc)
-        await self._listen("control", self.server.factory)
-        channel = Channel(reactor, UNIXClientEndpoint(reactor, str(self.directory / "control")))
-        self.addCleanup(lambda: self.server.drain(0.1))
-        self.addCleanup(channel.close)
-        self.stub = ControlStub(channel)
-        self.lines: list[LogEvent] = []
+        await self.serve_control(self.calls)
 
-        @implementer(ILogObserver)
-        def heard(event: LogEvent) -> None:
-            if event["log_namespace"] == "infranetes.control.screens":
-                self.lines.append(event)
-
-        globalLogPublisher.addObserver(heard)
-        self.addCleanup(globalLogPublisher.removeObserver, heard)
+    def make_world(self) -> FakeNode:
+        return GuestNode(self.directory / "guests")
 
     def view(self, name: str) -> None:
         """Have the VM's screen be what listens at a socket of this name."""
-        self.hypervisor.viewed = UNIXClientEndpoint(reactor, str(self.directory / name))
-
-    async def _listen(self, name: str, factory: Factory) -> None:
-        port = await UNIXServerEndpoint(reactor, str(self.directory / name)).listen(factory)
-        self.addCleanup(port.stopListening)
+        self.hypervisor.viewed = self.socket(name)

@@ -4,34 +4,25 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import AsyncIterator
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import UNIXClientEndpoint, UNIXServerEndpoint
 from twisted.internet.task import deferLater
-from twisted.logger import ILogObserver, LogEvent, globalLogPublisher
-from twisted.trial import unittest
-from zope.interface import implementer
 
 from infranetes.control import visits as module
 from infranetes.control.enter import AHEAD_BYTES, MAX_SHELLS, EnterCalls
 from infranetes.machines.agent import limits
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.agent.screen import AgentScreen
-from infranetes_common import errors
 from infranetes_common.concurrency import start
-from infranetes_common.reactors import installed
 from infranetes_common.wire import control, vmserver
-from infranetes_common.wire.control_rpcs import ControlStub
-from tests.infranetes.pods.fakes import FakeNode, pod
+from tests.infranetes.control.visit_case import VisitCase, reactor
 from tests.support.hostile.agent import HostileAgent
 from tests.support.hostile.attacks import ATTACKS
 from tests.support.waiting import until
-from txgrpc import Channel, Code, GrpcError, Server, Service
+from txgrpc import Code, Service
 
-reactor = installed()
 END = vmserver.SessionOutput(end=vmserver.SessionEnd(exit_code=7))
 
 
@@ -67,43 +58,18 @@ class Shells:
             self.closed += 1
 
 
-class EnterCase(unittest.TestCase):
+class EnterCase(VisitCase):
     """A pod, its agent, and a client of the control socket."""
 
+    log = "infranetes.control.enter"
     agents = 0
 
     async def setUp(self) -> None:
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.directory = directory.name
-        self.world = FakeNode()
-        self.world.provider_ready()
-        self.addCleanup(self.world.kill)
-        self.sandbox = await start(self.world.sandboxes.run(pod("web"), ""))
-        self.allowed = True
+        await super().setUp()
         self.calls = EnterCalls(self.world.clock, self.world.node.inventory, lambda: self.allowed)
-        self.control = await self.channel("control", Service(control.Control, self.calls))
-        self.stub = ControlStub(self.control)
+        await self.serve_control(self.calls)
         self.agent = Shells()
         await self.answers(self.agent)
-        self.lines: list[LogEvent] = []
-
-        @implementer(ILogObserver)
-        def heard(event: LogEvent) -> None:
-            if event["log_namespace"] == "infranetes.control.enter":
-                self.lines.append(event)
-
-        globalLogPublisher.addObserver(heard)
-        self.addCleanup(globalLogPublisher.removeObserver, heard)
-
-    async def channel(self, name: str, service: Service, **options: Any) -> Channel:
-        server = self.server = Server(reactor, [service], translate_error=errors.to_grpc)
-        path = f"{self.directory}/{name}"
-        port = await UNIXServerEndpoint(reactor, path).listen(server.factory)
-        channel = Channel(reactor, UNIXClientEndpoint(reactor, path), **options)
-        for end in (lambda: server.drain(0.1), port.stopListening, channel.close):
-            self.addCleanup(end)
-        return channel
 
     async def answers(self, agent: object) -> None:
         """Make `agent` the pod's agent."""
@@ -120,13 +86,6 @@ class EnterCase(unittest.TestCase):
         for one in (control.EnterPodRequest(start=wanted), *inputs):
             await call.send(one)
         return call
-
-    async def refused(self, code: Code, call: Any) -> str:
-        with self.assertRaises(GrpcError) as caught:
-            async for _ in call:
-                pass
-        self.assertEqual(caught.exception.code, code, caught.exception)
-        return str(caught.exception.message)
 
 
 class RelayTests(EnterCase):
@@ -175,21 +134,7 @@ class RelayTests(EnterCase):
         self.agent.reading = False
         call = await self.enter()
         await until(lambda: self.agent.asked.HasField("start"), "it is open")
-        sent = 0
-
-        async def send() -> None:
-            nonlocal sent
-            while True:
-                await call.send(control.EnterPodRequest(stdin=bytes(64 * 1024)))
-                sent += 64 * 1024
-
-        sending = start(send())
-        sending.addErrback(lambda _: None)
-        before = -1
-        while sent != before:
-            before = sent
-            await deferLater(reactor, 0.5, lambda: None)
-        sending.cancel()
+        sent = await self.taken(lambda data: call.send(control.EnterPodRequest(stdin=data)))
         self.assertLess(sent, 4 * AHEAD_BYTES)
 
     async def test_one_who_goes_away_ends_it(self) -> None:

@@ -16,22 +16,16 @@ from infranetes.pods.vm.screens import CONNECT_SECONDS, MOST_BYTES, PICTURE_SECO
 from infranetes.providers.interface import IPodProvider
 from infranetes_common.concurrency import start
 from infranetes_common.wire import control
-from tests.infranetes.control.screens import GREETING, ScreenCase, png, reactor
+from tests.infranetes.control.screens import GREETING, ScreenCase, png
+from tests.infranetes.control.visit_case import reactor
 from tests.infranetes.pods.fakes import FakeProvider, pod
 from tests.support.waiting import until
-from txgrpc import Code, GrpcError
+from txgrpc import Code
 
 Request = control.ConnectScreenRequest
 
 
 class Case(ScreenCase):
-    async def refused(self, code: Code, call: Any) -> str:
-        with self.assertRaises(GrpcError) as caught:
-            async for _ in call:
-                pass
-        self.assertEqual(caught.exception.code, code, caught.exception)
-        return str(caught.exception.message)
-
     def shot(self, name: str = "web") -> Any:
         return self.stub.Screenshot(control.ScreenshotRequest(pod=name), timeout=50.0)
 
@@ -129,42 +123,13 @@ class ConnectionTests(Case):
 
     async def test_a_vm_that_takes_nothing_has_the_viewer_wait(self) -> None:
         self.screen.reading = False
-        call, sent = await self.greeted(), 0
-
-        async def send() -> None:
-            nonlocal sent
-            while True:
-                await call.send(Request(data=bytes(64 * 1024)))
-                sent += 64 * 1024
-
-        sending = start(send())
-        sending.addErrback(lambda _: None)
-        before = -1
-        while sent != before:
-            before = sent
-            await deferLater(reactor, 0.3, lambda: None)
-        sending.cancel()
-        self.assertLess(sent, 8 * AHEAD_BYTES)
+        call = await self.greeted()
+        self.assertLess(await self.taken(lambda data: call.send(Request(data=data))), 8 * AHEAD_BYTES)
 
     async def test_a_viewer_that_takes_nothing_has_the_vm_wait(self) -> None:
         await self.greeted()
         [screen] = self.screen.connected
-        sent = 0
-
-        async def show() -> None:
-            nonlocal sent
-            while True:
-                await screen.write(bytes(64 * 1024))
-                sent += 64 * 1024
-
-        showing = start(show())
-        showing.addErrback(lambda _: None)
-        before = -1
-        while sent != before:
-            before = sent
-            await deferLater(reactor, 0.3, lambda: None)
-        showing.cancel()
-        self.assertLess(sent, 8 * AHEAD_BYTES)
+        self.assertLess(await self.taken(screen.write), 8 * AHEAD_BYTES)
 
     async def test_a_viewer_that_goes_away_is_disconnected_from_the_vm(self) -> None:
         call = await self.greeted()

@@ -16,7 +16,8 @@ from infranetes.ctl import pictures
 from infranetes.ctl.pictures import screenshot
 from infranetes.ctl.session import DONE, Session
 from infranetes_common.errors import InfranetesError, InvalidArgument
-from tests.infranetes.control.screens import ScreenCase, png, reactor
+from tests.infranetes.control.screens import ScreenCase, png
+from tests.infranetes.control.visit_case import reactor
 from txgrpc import GrpcError
 
 

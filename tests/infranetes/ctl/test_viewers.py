@@ -18,7 +18,8 @@ from infranetes.ctl.viewers import vnc
 from infranetes_common.byte_connection import ByteConnection, connected
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, Unavailable
-from tests.infranetes.control.screens import GREETING, ScreenCase, reactor
+from tests.infranetes.control.screens import GREETING, ScreenCase
+from tests.infranetes.control.visit_case import reactor
 from tests.support.waiting import until
 from txgrpc import Code, GrpcError
 

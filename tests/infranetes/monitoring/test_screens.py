@@ -28,7 +28,8 @@ from infranetes.streaming.tokens import LIFETIME
 from infranetes_common.byte_connection import ByteConnection, connected
 from infranetes_common.concurrency import start
 from infranetes_common.config import structure
-from tests.infranetes.control.screens import GREETING, ScreenCase, reactor
+from tests.infranetes.control.screens import GREETING, ScreenCase
+from tests.infranetes.control.visit_case import reactor
 from tests.infranetes.monitoring.client import Answer, get
 from tests.support.waiting import until
 from tests.txgrpc.certificates import Authority

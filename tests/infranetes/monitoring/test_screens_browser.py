@@ -36,7 +36,7 @@ class BrowserTests(PageCase):
         await super().setUp()
         self.serving._screens.novnc = NOVNC
         self.rfb = RfbServer(RED)
-        await self._listen("rfb", self.rfb)
+        await self.listen("rfb", self.rfb)
         self.view("rfb")
 
     async def page(self) -> Page:
