@@ -46,16 +46,13 @@ class Raw(Protocol):
             waiting[1].callback(None)
 
 
-class SpdyClient(Raw):
-    """Speak SPDY after a 101 response."""
+class Upgraded(Raw):
+    """Speak another protocol after a 101 response. :ivar data: what was received, by stream or channel."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.spdy = Spdy(client=True)
         self.head = b""
         self.data: dict[int, bytearray] = {}
-        self.finished: set[int] = set()
-        self.resets: set[int] = set()
 
     def dataReceived(self, data: bytes) -> None:
         if not self.head:
@@ -67,6 +64,20 @@ class SpdyClient(Raw):
         if self.head.startswith(b"HTTP/1.1 101"):
             self.read(data)
         self.check()
+
+    def read(self, data: bytes) -> None:
+        """Take in what comes after the response."""
+        raise NotImplementedError
+
+
+class SpdyClient(Upgraded):
+    """Speak SPDY after a 101 response."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spdy = Spdy(client=True)
+        self.finished: set[int] = set()
+        self.resets: set[int] = set()
 
     def read(self, data: bytes) -> None:
         for event in self.spdy.receive(data):
@@ -114,27 +125,14 @@ class TunnelClient(SpdyClient):
             self.transport.write(self.socket.send(BytesMessage(data=output)))
 
 
-class WebSocketClient(Raw):
+class WebSocketClient(Upgraded):
     """Speak WebSocket after a 101 response."""
 
     def __init__(self) -> None:
         super().__init__()
         self.socket = Connection(ConnectionType.CLIENT)
-        self.head = b""
-        self.data: dict[int, bytearray] = {}
         self.texts: list[str] = []
         self.closed = False
-
-    def dataReceived(self, data: bytes) -> None:
-        if not self.head:
-            self.received += data
-            head, separator, rest = self.received.partition(b"\r\n\r\n")
-            if not separator:
-                return
-            self.head, data = head, rest
-        if self.head.startswith(b"HTTP/1.1 101"):
-            self.read(data)
-        self.check()
 
     def read(self, data: bytes) -> None:
         self.socket.receive_data(data)

@@ -225,43 +225,37 @@ class FailureTests(PodsTestCase):
         self.assertIn("kernel panic", str(error))
         self.assertNothingLeft()
 
-    def test_the_agent_never_answers(self) -> None:
+    def start_with(self, **agent: object) -> Deferred[str]:
+        """Begin a launch whose VM has come up. :param agent: attributes of its agent, from the first."""
         self.world.provider.booting = Deferred()
         launch = self.start()
-        (agent,) = self.world.agents.values()
-        agent.away = True
+        (made,) = self.world.agents.values()
+        for name, value in agent.items():
+            setattr(made, name, value)
         self.world.provider.booting.callback(None)
+        return launch
+
+    def test_the_agent_never_answers(self) -> None:
+        launch = self.start_with(away=True)
         self.world.wait(self.world.times.launch + 10)
         self.failureResultOf(launch, DeadlineExceeded)
         self.assertNothingLeft()
 
     def test_the_agent_is_a_little_late(self) -> None:
-        self.world.provider.booting = Deferred()
-        launch = self.start()
-        (agent,) = self.world.agents.values()
-        agent.away = True
-        self.world.provider.booting.callback(None)
+        launch = self.start_with(away=True)
         self.world.wait(3)
         self.assertNoResult(launch)
+        (agent,) = self.world.agents.values()
         agent.away = False
         self.world.wait(3)
         self.successResultOf(launch)
 
     def test_the_agent_is_another_sandboxes(self) -> None:
-        self.world.provider.booting = Deferred()
-        launch = self.start()
-        (agent,) = self.world.agents.values()
-        agent.sandbox_id = "another"
-        self.world.provider.booting.callback(None)
-        self.failureResultOf(launch, FailedPrecondition)
+        self.failureResultOf(self.start_with(sandbox_id="another"), FailedPrecondition)
         self.assertNothingLeft()
 
     def test_the_agents_stream_never_says_what_there_is(self) -> None:
-        self.world.provider.booting = Deferred()
-        launch = self.start()
-        (agent,) = self.world.agents.values()
-        agent.silent = True
-        self.world.provider.booting.callback(None)
+        launch = self.start_with(silent=True)
         self.world.wait(self.world.times.launch + 10)
         self.failureResultOf(launch, DeadlineExceeded)
         self.assertNothingLeft()

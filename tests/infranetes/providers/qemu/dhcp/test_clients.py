@@ -129,6 +129,25 @@ class ClientCase(TestCase):
         directory.mkdir()
         await self.servers.serve(Guest(self.tap, attachment, directory), network, NAMES)
 
+    async def join_cni(self, *more: str) -> Network:
+        """Serve the card in a CNI's network. :param more: what the CNI does there, as words for `ip`."""
+        self.space = Space("cni")
+        self.addCleanup(self.space.end)
+        self.space.ip(
+            f"link add eth0 address {self.pod.port.mac} type veth peer name host0",
+            "link set eth0 up",
+            "link set host0 up",
+            f"address add {OWN}/32 dev eth0",
+            "route add 169.254.1.1 dev eth0 scope link",
+            "route add default via 169.254.1.1 dev eth0",
+            *more,
+        )
+        namespaces, attachment = Namespaces(reactor), Attachment(Path("/run/netns") / self.space.name)
+        network = await namespaces.read(attachment)
+        await namespaces.join(attachment, self.tap, network.mtu)
+        await self.serve(network, attachment)
+        return network
+
     def inside(self, what: str) -> str:
         """Return what `ip` shows of the pod."""
         command = ["ip", "-n", self.pod.name, what, "show"]
@@ -221,20 +240,7 @@ class CniTests(ClientCase):
 
     async def setUp(self) -> None:
         super().setUp()
-        self.space = Space("cni")
-        self.addCleanup(self.space.end)
-        self.space.ip(
-            f"link add eth0 address {self.pod.port.mac} type veth peer name host0",
-            "link set eth0 up",
-            "link set host0 up",
-            f"address add {OWN}/32 dev eth0",
-            "route add 169.254.1.1 dev eth0 scope link",
-            "route add default via 169.254.1.1 dev eth0",
-        )
-        namespaces, attachment = Namespaces(reactor), Attachment(Path("/run/netns") / self.space.name)
-        network = await namespaces.read(attachment)
-        await namespaces.join(attachment, self.tap, network.mtu)
-        await self.serve(network, attachment)
+        await self.join_cni()
 
     async def test_busyboxs_gets_its_routes(self) -> None:
         found = await self.told(UDHCPC, "bound")
@@ -254,23 +260,11 @@ class SixthTests(ClientCase):
 
     async def setUp(self) -> None:
         super().setUp()
-        self.space = Space("cni")
-        self.addCleanup(self.space.end)
-        self.space.ip(
-            f"link add eth0 address {self.pod.port.mac} type veth peer name host0",
-            "link set eth0 up",
-            "link set host0 up",
-            f"address add {OWN}/32 dev eth0",
-            "route add 169.254.1.1 dev eth0 scope link",
-            "route add default via 169.254.1.1 dev eth0",
+        network = await self.join_cni(
             "address add fd00:4::7/128 dev eth0 nodad",
             "-6 route add default via fe80::ecee:eeff:feee:eeee dev eth0",
         )
-        namespaces, attachment = Namespaces(reactor), Attachment(Path("/run/netns") / self.space.name)
-        network = await namespaces.read(attachment)
         self.assertEqual(network.more, ("fd00:4::7/128",))
-        await namespaces.join(attachment, self.tap, network.mtu)
-        await self.serve(network, attachment)
 
     async def routed(self) -> None:
         def routes() -> str:
