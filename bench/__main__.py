@@ -32,6 +32,7 @@ from infranetes_common.reactors import IReactor
 BENCHES = {
     "waits": ("bench.waits", "what a user waits for, by the size of the image, beside containerd (QEMU)"),
     "native": ("bench.native", "what a pod costs where nothing is emulated, beside containerd"),
+    "floor": ("bench.floor", "a pod beside the least that a clone and a container can cost (QEMU)"),
     "crowd": ("bench.crowd", "two, ten and thirty pods at once, by the size of the image (QEMU)"),
     "ready": ("bench.ready", "a pod until kubelet says that it is ready, beside containerd (QEMU)"),
     "blobs": ("bench.blobs", "a layer as pulled until it is the file system that VMs mount"),
