@@ -30,8 +30,11 @@ from infranetes_common.errors import InvalidArgument
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri, vmserver
 from txgrpc import Channel, GrpcError
+from txgrpc.channel import Backoff
 
 CONNECT_SECONDS = 10.0
+#: Each pause is over before whoever waits for an agent that starts (`PodMachine`) asks again.
+RECONNECT = Backoff(first=0.02, factor=1.2, most=1.5)
 KEEPALIVE_SECONDS = 20.0
 ENGINE_SECONDS = 120.0  # an engine that is started for the pod; the agent gives up a little earlier
 LOAD_SECONDS = 900.0  # an image of several GB through a slow link
@@ -223,6 +226,7 @@ def connector(
             endpoint,
             limits=limits.CHANNEL,
             keepalive=KEEPALIVE_SECONDS,
+            backoff=RECONNECT,
             screen=AgentScreen(),
             observer=observe,
         )

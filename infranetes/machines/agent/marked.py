@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from typing import cast
 
 from twisted.internet import tcp
-from twisted.internet.endpoints import HostnameEndpoint
-from twisted.internet.interfaces import IConnector, IStreamClientEndpoint
+from twisted.internet.interfaces import IConnector, IReactorTCP, IStreamClientEndpoint
 from twisted.internet.protocol import ClientFactory
 from zope.interface import directlyProvides, providedBy
 
+from infranetes_common.endpoints import tcp_endpoint
 from infranetes_common.identity import AGENT_MARK
 from infranetes_common.reactors import IReactor
 
@@ -61,5 +62,4 @@ class _Reactor:
 
 def marked_endpoint(reactor: IReactor, host: str, port: int, seconds: float) -> IStreamClientEndpoint:
     """Return the endpoint of an agent. :param seconds: for a connection to be made."""
-    made: IStreamClientEndpoint = HostnameEndpoint(_Reactor(reactor), host.encode(), port, timeout=seconds)
-    return made
+    return tcp_endpoint(cast(IReactorTCP, _Reactor(reactor)), host, port, seconds)

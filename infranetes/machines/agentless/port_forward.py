@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from twisted.internet.endpoints import HostnameEndpoint
-
 from infranetes.machines.agentless.opened_later import OpenedLater
 from infranetes.machines.sessions import PortForwardCall
 from infranetes_common.byte_connection import ByteConnection, connected
+from infranetes_common.endpoints import tcp_endpoint
 from infranetes_common.errors import InvalidArgument, Unavailable
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver
@@ -45,7 +44,7 @@ def forwarded(reactor: IReactor, host: str) -> PortForwardCall:
     async def opened(first: vmserver.PortForwardInput) -> PortForwardCall:
         if not 0 < first.port < 65536:
             raise InvalidArgument(f"{first.port} is no port: 1 to 65535 are")
-        endpoint = HostnameEndpoint(reactor, host, first.port, timeout=CONNECT_SECONDS)
+        endpoint = tcp_endpoint(reactor, host, first.port, CONNECT_SECONDS)
         try:
             connection = await connected(endpoint, "the guest's port")
         except Exception as error:

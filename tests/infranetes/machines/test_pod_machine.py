@@ -3,16 +3,25 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, fail, succeed
+from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
-from zope.interface import alsoProvides
+from zope.interface import alsoProvides, implementer
 
+from infranetes.machines.agent.client import RECONNECT, AgentClient
 from infranetes.machines.context import VmFacts
-from infranetes.machines.pod_machine import INFO_SECONDS, MARGIN_SECONDS, BroughtUp, PodMachine
+from infranetes.machines.pod_machine import (
+    INFO_SECONDS,
+    LONGEST_PAUSE,
+    MARGIN_SECONDS,
+    BroughtUp,
+    PodMachine,
+)
 from infranetes.observer import LaunchStep
 from infranetes.providers.interface import InstanceState, IPinsVms, IPlacesVms, Size, VmRequest
 from infranetes_common.concurrency import Flight, sleep, start
@@ -20,6 +29,7 @@ from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, Resou
 from infranetes_common.wire import cri
 from tests.infranetes.pods.fake_agent import FakeAgent
 from tests.infranetes.pods.fakes import FakeNode, FakeNodeServices, FakeServices
+from txgrpc import Channel
 
 ID, TOKEN = "1d" * 16, "70" * 16
 
@@ -116,6 +126,28 @@ class BringUpTests(MachineCase):
         self.world.agents[ID].away = False
         self.world.wait(3)
         self.successResultOf(came_up)
+
+    def test_an_agent_that_begins_to_listen_is_found_soon_by_how_long_it_took(self) -> None:
+        """Of the real client: each question is a connection, whatever became of those before."""
+        clock = self.world.clock
+        began = clock.seconds()
+        tried: list[float] = []
+
+        @implementer(IStreamClientEndpoint)
+        class Endpoint:
+            def connect(self, factory: object) -> Deferred[Any]:
+                tried.append(clock.seconds() - began)
+                return fail(ConnectionRefusedError())
+
+        channel = Channel(clock, Endpoint(), backoff=RECONNECT)
+        self.patch(self.world.side, "connect", lambda *_: AgentClient(ID, channel))
+        self.up()
+        for _ in range(6000):
+            clock.advance(0.01)
+        waits = [later - at for at, later in pairwise(tried)]
+        for at, wait in zip(tried, waits, strict=False):
+            self.assertLess(wait, 0.05 + min(0.25 * at, LONGEST_PAUSE), f"after {at:.2f} s")
+        self.assertLess(len(tried), 60)
 
     def test_its_client_is_there_before_the_agent_has_answered(self) -> None:
         connected: list[bool] = []

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import attrs
 from twisted.conch.ssh.keys import BadKeyError, EncryptedKeyError, Key
 from twisted.internet.defer import DeferredLock
-from twisted.internet.endpoints import HostnameEndpoint
 from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
@@ -26,6 +25,7 @@ from infranetes.machines.agentless.ssh.shells import check_posix
 from infranetes.machines.agentless.ssh.transport import Identity, another_key
 from infranetes.machines.sessions import SessionCall
 from infranetes_common.concurrency import run_in_thread, sleep, within
+from infranetes_common.endpoints import tcp_endpoint
 from infranetes_common.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -94,7 +94,7 @@ class SshAccess:
         if login.marked:
             endpoint = marked_endpoint(reactor, login.host, login.port, CONNECT_SECONDS)
         else:
-            endpoint = HostnameEndpoint(reactor, login.host.encode(), login.port, timeout=CONNECT_SECONDS)
+            endpoint = tcp_endpoint(reactor, login.host, login.port, CONNECT_SECONDS)
         self._connections = Connections(reactor, endpoint, self._identity, self._proved)
         sudo = login.user != ROOT if login.sudo is None else login.sudo
         self._commands = Commands(reactor, self._connections, sudo)
