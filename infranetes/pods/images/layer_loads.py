@@ -245,16 +245,12 @@ def layer_of(disk: ShownDisk) -> str:
 
 
 async def _send(node: NodeContext, sandbox: Sandbox, disk: LayerDisk) -> None:
-    """Send the part of the layer that the VM lacks.
+    """Send the part of the layer that the VM has just said that it lacks.
 
     :raise DataLoss: the data that has arrived is not the layer."""
     arrived = sandbox.loads.arrived
     async with sandbox.loads.streams:
-        agent = sandbox.agent()
-        [state] = await agent.layers([disk.diff_id])
-        if state.mounted:
-            return
-        offset = arrived[disk.diff_id] = _arrived(disk, state)
+        offset = arrived[disk.diff_id]
         if offset:
             _log.info("sending layer {layer} to sandbox {sandbox} continues at {offset} of {size} bytes",
                       layer=disk.diff_id, sandbox=sandbox.id, offset=offset, size=disk.size)  # fmt: skip
@@ -265,7 +261,7 @@ async def _send(node: NodeContext, sandbox: Sandbox, disk: LayerDisk) -> None:
         header = vmserver.PutLayerHeader(
             diff_id=disk.diff_id, size=disk.size, digest=disk.digest, offset=offset
         )
-        await agent.put_layer(header, FileChunks(node.reactor, disk.path, offset, count))
+        await sandbox.agent().put_layer(header, FileChunks(node.reactor, disk.path, offset, count))
         arrived[disk.diff_id] = disk.size
 
 

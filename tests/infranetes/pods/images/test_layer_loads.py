@@ -254,6 +254,12 @@ class SentTests(LayersTestCase):
         self.finish()
         self.successResultOf(creating)
 
+    def test_the_agent_is_asked_once_what_it_has_of_them(self) -> None:
+        self.start_create(self.of("a"))
+        asked = [each for each in self.agent.asked if each[0] == "layers"]
+        self.assertEqual(asked, [("layers", (layer(1), layer(2)))])
+        self.finish()
+
     def test_so_many_at_once_and_no_more(self) -> None:
         self.images.all.append(image("d", *range(10, 20)))
         creating = self.start_create(self.of("d"))
