@@ -146,7 +146,7 @@ class Both:
     def start_own(self) -> None:
         """Start the daemon's part that follows Services, and an agent."""
         kubeconfig = self._directory / "kubeconfig"
-        kubeconfig.write_text(KUBECONFIG % self.server.url)
+        self.server.kubeconfig(kubeconfig)
         self.cluster = ClusterServices(self._reactor, ApiServer(self._reactor, kubeconfig), HERE)
         self.cluster.startService()
         self.sender = self._sender()

@@ -37,10 +37,9 @@ from tests.harness.durations import slow
 from tests.infranetes.daemon.case import reactor
 from tests.infranetes.kubernetes.api_server import SimulatedApiServer
 from tests.infranetes.policies.objects import labelled, namespace, policy
-from tests.infranetes.policies.test_cluster import KUBECONFIG as WITHOUT_TOKEN
 from tests.infranetes.policies.test_cluster import NAMESPACES, POLICIES
 from tests.infranetes.services import objects as written
-from tests.infranetes.services.test_cluster import KUBECONFIG, NODES, RANGES, SERVICES, SLICES
+from tests.infranetes.services.test_cluster import NODES, RANGES, SERVICES, SLICES
 from tests.support.pod_namespaces import ARRIVES, Machine, Node, connects, ip
 from tests.support.spaces import Space
 from txgrpc import Channel, Code, GrpcError
@@ -68,7 +67,7 @@ class NetworkPolicyTests(PodCase):
         self.server.put(NAMESPACES, namespace("default"))
         self.server.refused.add(POLICIES)
         kubeconfig = self.root / "kubeconfig"
-        kubeconfig.write_text(WITHOUT_TOKEN % self.server.url)
+        self.server.kubeconfig(kubeconfig)
         self.config["kubernetes"] = {"kubeconfig": str(kubeconfig), "network_policies": True}
         await self.start()
 
@@ -157,7 +156,7 @@ class ServiceTests(PodCase):
         self.addCleanup(self.server.stop)
         self.server.put(NODES, {"metadata": {"name": "node", "labels": {}}})
         kubeconfig = self.root / "kubeconfig"
-        kubeconfig.write_text(KUBECONFIG % self.server.url)
+        self.server.kubeconfig(kubeconfig, tokenFile="token")
         (self.root / "token").write_text("secret")
         self.config["kubernetes"] = {"kubeconfig": str(kubeconfig)}
         await self.start()

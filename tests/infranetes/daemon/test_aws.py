@@ -14,7 +14,6 @@ from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import reactor
 from tests.infranetes.daemon.cloud import CloudDaemonCase
 from tests.infranetes.kubernetes.api_server import SimulatedApiServer
-from tests.infranetes.services.test_cluster import KUBECONFIG
 from tests.support.clouds.aws import SimulatedAws
 from tests.support.clouds.faults import FaultKind
 from txgrpc import Code, GrpcError
@@ -65,7 +64,7 @@ class AwsDaemonTests(CloudDaemonCase):
         }
         server.refused.add(f"{pods}/secret")
         kubeconfig = self.root / "kubeconfig"
-        kubeconfig.write_text(KUBECONFIG % server.url)
+        server.kubeconfig(kubeconfig, tokenFile="token")
         (self.root / "token").write_text("secret")
         self.config["kubernetes"] = {"kubeconfig": str(kubeconfig), "service_proxy": False}
         await self.start()

@@ -24,7 +24,6 @@ from tests.infranetes.daemon.case import ROOT, reactor
 from tests.infranetes.daemon.ctl import CtlCase
 from tests.infranetes.kubernetes.api_server import SimulatedApiServer
 from tests.infranetes.services import objects as written
-from tests.infranetes.services.test_cluster import KUBECONFIG
 from tests.support import warm
 
 
@@ -82,7 +81,7 @@ class CtlTests(CtlCase):
         slices = written.endpoint_slice(written.endpoint("10.1.0.1"))
         server.put("/apis/discovery.k8s.io/v1/endpointslices", slices)
         kubeconfig = self.root / "kubeconfig"
-        kubeconfig.write_text(KUBECONFIG % server.url)
+        server.kubeconfig(kubeconfig, tokenFile="token")
         (self.root / "token").write_text("secret")
         self.config["kubernetes"] = {"kubeconfig": str(kubeconfig)}
         await self.start()

@@ -85,12 +85,12 @@ class SimulatedApiServer(Resource):
         assert isinstance(address, IPv4Address)
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{address.port}"
 
-    def kubeconfig(self, path: Path) -> Path:
-        """Write a kubeconfig without credentials, and return its path."""
+    def kubeconfig(self, path: Path, **user: str) -> Path:
+        """Write a kubeconfig, and return its path. :param user: credentials, such as `tokenFile`."""
         path.write_text(
             json.dumps({
                 "clusters": [{"name": "c", "cluster": {"server": self.url}}],
-                "users": [{"name": "u", "user": {}}],
+                "users": [{"name": "u", "user": user}],
                 "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
                 "current-context": "x",
             })

@@ -33,12 +33,6 @@ POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
 NAMESPACES = "/api/v1/namespaces"
 PODS = "/api/v1/pods"
 
-KUBECONFIG = """\
-current-context: here
-contexts: [{name: here, context: {cluster: it, user: me}}]
-clusters: [{name: it, cluster: {server: "%s"}}]
-users: [{name: me, user: {}}]
-"""
 WEB = LocalPod("sandbox-1", "ns", "web", "web", {"app": "web"})
 CLIENTS = policy(selector=labelled(app="web"), ingress=[{"from": [pods(app="client")]}])
 
@@ -54,7 +48,7 @@ class ClusterTests(TestCase):
         self.server.put(PODS, self.client("10.0.0.2"))
         self.server.put(POLICIES, CLIENTS)
         self.kubeconfig = Path(self.mktemp())
-        self.kubeconfig.write_text(KUBECONFIG % self.server.url)
+        self.server.kubeconfig(self.kubeconfig)
         self.kept = Path(self.mktemp()) / "policies.json"
         self.renew()
 
@@ -129,7 +123,9 @@ class ClusterTests(TestCase):
     @deferred
     async def test_a_kubeconfig_that_can_not_be_used_is_one_trouble(self) -> None:
         content = self.kubeconfig.read_text()
-        self.kubeconfig.write_text(content.replace("{server:", "{insecure-skip-tls-verify: true, server:"))
+        self.kubeconfig.write_text(
+            content.replace('{"server":', '{"insecure-skip-tls-verify": true, "server":')
+        )
         self.renew()
         self.start()
         await until(lambda: self.policies.trouble.count("/") > 2, "it is refused")
@@ -202,7 +198,7 @@ class ClusterTests(TestCase):
         self.start()
         self.policies.add(WEB)
         await until(lambda: self.policies.trouble, "it is missed")
-        self.kubeconfig.write_text(KUBECONFIG % self.server.url)
+        self.server.kubeconfig(self.kubeconfig)
         await self.see(2)
         await until(self.kept.exists, "it is kept")
 

@@ -8,18 +8,13 @@ import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar, cast
 
 import attrs
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from twisted.internet.defer import Deferred, maybeDeferred
-from twisted.internet.threads import blockingCallFromThread
-from twisted.trial.unittest import TestCase
 
-from infranetes.kubernetes import watch
 from infranetes.kubernetes.api_server import ApiServer
 from infranetes.pods.features import network_policies
 from infranetes.pods.features.network_policies import PodFirewalls
@@ -29,29 +24,30 @@ from infranetes.policies.interface import LocalPod
 from infranetes_common.concurrency import Event, deferred, run_in_thread, start
 from infranetes_common.errors import Unavailable
 from infranetes_common.pod_firewall import PodFirewall
-from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from tests.harness.durations import slow
 from tests.harness.needs import needs_netns, repetitions
-from tests.infranetes.kubernetes.api_server import Json, SimulatedApiServer
+from tests.infranetes.kubernetes.api_server import Json
+from tests.infranetes.kubernetes.faults import (
+    COUNTS,
+    HEAL_SECONDS,
+    OF_SERVER,
+    Bed,
+    FaultCase,
+    Step,
+    reactor,
+    thd_awaited,
+)
 from tests.infranetes.policies.objects import block, labelled, namespace, pod, pods, policy
 from tests.support import pod_namespaces
 from tests.support.pod_namespaces import Connection, Machine, connects, ip
 from vmserver.firewall.firewall import TABLE, Firewall
 
-reactor = installed()
 T = TypeVar("T")
 EXAMPLES = int(os.environ.get("INFRANETES_TEST_FAULTS") or repetitions(6, nightly=40))
-HEAL_SECONDS = 60.0  # within which the pod must have its policies once nothing fails any more
 POLICIES = "/apis/networking.k8s.io/v1/networkpolicies"
 NAMESPACES = "/api/v1/namespaces"
 PODS = "/api/v1/pods"
-KUBECONFIG = """\
-current-context: here
-contexts: [{name: here, context: {cluster: it, user: me}}]
-clusters: [{name: it, cluster: {server: "%s"}}]
-users: [{name: me, user: {}}]
-"""
 NODE, POD, PORT = "198.18.234.1", "198.18.234.2", 8000
 ALLOWED_GATEWAY, ALLOWED = "198.18.235.1", "198.18.235.2"  # by a policy that always exists
 OTHERS_GATEWAY, OTHERS = "198.18.236.1", "198.18.236.2"  # not allowed by any policy
@@ -63,9 +59,7 @@ VARIANTS: list[Json] = [
     {"egress": [], "policyTypes": ["Egress"]},
     {"selector": labelled(app="nobody"), "ingress": [{}]},
 ]
-Step = tuple[object, ...]
 NAMES = st.sampled_from("ab")
-COUNTS = st.integers(1, 3)
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("policy"), NAMES, st.integers(0, len(VARIANTS) - 1)),
@@ -73,24 +67,12 @@ STEPS = st.lists(
         st.tuples(st.just("peer"), NAMES, st.integers(1, 3), st.sampled_from("ab")),
         st.tuples(st.just("team"), st.sampled_from(("x", "y"))),
         st.tuples(st.sampled_from(("refused", "cut off")), COUNTS),
-        st.tuples(st.just("status"), st.sampled_from((0, 401, 403, 410, 429, 500))),
-        st.tuples(st.just("trickle"), st.sampled_from((0, 50))),
-        st.tuples(
-            st.sampled_from(
-                ("restore", "away", "back", "compact", "expire", "close", "abort", "daemon", "agent", "mend")
-            )
-        ),
-        st.tuples(st.just("wait"), st.sampled_from((0.01, 0.1))),
+        st.tuples(st.just("restore")),
+        *OF_SERVER,
     ),
     min_size=3,
     max_size=12,
 )
-
-
-def thd_awaited(work: Callable[[], Deferred[T]]) -> T:
-    """Return the result of work that is done in the reactor's thread."""
-    found: T = blockingCallFromThread(reactor, work)  # type: ignore[arg-type]  # as if it returned no Deferred
-    return found
 
 
 class FaultyFirewall(Firewall):
@@ -124,17 +106,12 @@ WEB = Described(
 )
 
 
-class Bed:
-    """A test bed: the API server, a daemon, and the pod's own firewall."""
+class PodBed(Bed):
+    """The API server, a daemon, and the pod's own firewall."""
 
     def __init__(self, directory: Path) -> None:
-        self.kubeconfig = directory / "kubeconfig"
+        super().__init__(directory)
         self.objects: dict[tuple[str, str], Json] = {}  # by path and name
-        self.server = SimulatedApiServer(reactor)
-        self.server.start()
-        self.port = int(self.server.url.rpartition(":")[2])
-        self.kubeconfig.write_text(KUBECONFIG % self.server.url)
-        self.away = False
         self.put(NAMESPACES, namespace("ns"))
         self.put(POLICIES, ALWAYS)
 
@@ -155,7 +132,6 @@ class Bed:
     # The daemon
 
     def start(self) -> None:
-        """Start the daemon."""
         self.policies = ClusterPolicies(reactor, ApiServer(reactor, self.kubeconfig))
         ready: Event[None] = Event()
         ready.succeed(None)
@@ -164,7 +140,6 @@ class Bed:
         self.firewalls.connected(cast(Sandbox, WEB))
 
     def stop(self) -> None:
-        """Stop the daemon as if it were killed."""
         start(self.firewalls.stop())
         self.policies.stopService()
 
@@ -176,7 +151,6 @@ class Bed:
         return False
 
     def restart_agent(self) -> None:
-        """Replace the agent by one without any state, on the same kernel."""
         self.firewall = FaultyFirewall(reactor, self.pod.name)
         start(self.firewalls.live(cast(Sandbox, WEB)))
 
@@ -225,27 +199,11 @@ class Bed:
 
 
 @needs_netns
-class FaultTests(TestCase):
-    timeout = 900
+class FaultTests(FaultCase[PodBed]):
+    pausing = (network_policies,)
 
-    @deferred
-    async def setUp(self) -> None:
-        for module in (watch, network_policies):
-            self.patch(module, "FIRST_PAUSE", 0.01)
-            self.patch(module, "LONGEST_PAUSE", 0.05)
-        directory = Path(self.mktemp())
-        directory.mkdir()
-        self.bed = Bed(directory)
-        await run_in_thread(reactor, self.bed.thd_make_network)
-        self.bed.start()
-        self.addCleanup(self.end)
-
-    @deferred
-    async def end(self) -> None:
-        self.bed.stop()
-        if not self.bed.away:
-            await self.bed.server.stop()
-        await run_in_thread(reactor, self.bed.thd_remove_network)
+    def make_bed(self, directory: Path) -> PodBed:
+        return PodBed(directory)
 
     @slow(6, "each example is judged by real packets")
     @deferred
@@ -270,7 +228,7 @@ class FaultTests(TestCase):
                 self.thd_do(step)
                 open_ = connects(self.bed.others, POD, PORT, 0.05)
                 self.assertFalse(open_, f"after {step} of {steps} anybody may connect")
-            thd_awaited(lambda: maybeDeferred(self.heal))
+            self.thd_heal()
             self.thd_wait_until_equal()
             self.assertTrue(lasting.carries(True) and lasting.carries(True, back=True), f"{steps} cut it")
             self.assertTrue(connects(self.bed.allowed, POD, PORT, 20))
@@ -280,19 +238,6 @@ class FaultTests(TestCase):
         finally:
             lasting.end()
 
-    def thd_do(self, step: Step) -> None:
-        match step:
-            case ("wait", float(seconds)):
-                time.sleep(seconds)
-            case ("mend",):
-                thd_awaited(self.mend)
-            case ("away",) if not self.bed.away:
-                self.bed.away = True
-                thd_awaited(self.bed.server.stop)
-            case _:
-                thd_awaited(lambda: maybeDeferred(self.do, step))
-
-    @deferred
     async def mend(self) -> None:
         await self.bed.firewall.mend()
 
@@ -311,38 +256,14 @@ class FaultTests(TestCase):
                 bed.firewall.refused = count
             case ("cut off", int(count)):
                 bed.firewall.cut_off = count
-            case ("status", int(status)):
-                bed.server.status = status
-            case ("trickle", int(size)):
-                bed.server.trickle = size
-            case (str(name),):
-                self.simple(name)
-
-    def simple(self, name: str) -> None:
-        bed = self.bed
-        found: dict[str, Callable[[], None]] = {
-            "restore": bed.restore,
-            "compact": bed.server.compact,
-            "expire": bed.server.expire,
-            "close": bed.server.close_watches,
-            "abort": lambda: bed.server.close_watches(abort=True),
-            "agent": bed.restart_agent,
-        }
-        if name == "back" and bed.away:
-            bed.away = False
-            bed.server.start(bed.port)
-        elif name == "daemon":
-            bed.stop()
-            bed.start()
-        elif name in found:
-            found[name]()
+            case ("restore",):
+                bed.restore()
+            case _:
+                super().do(step)
 
     def heal(self) -> None:
-        """Let nothing fail any more."""
-        bed = self.bed
-        self.simple("back")
-        bed.server.status = bed.server.trickle = 0
-        bed.firewall.refused = bed.firewall.cut_off = 0
+        super().heal()
+        self.bed.firewall.refused = self.bed.firewall.cut_off = 0
 
     def thd_wait_until_equal(self) -> None:
         """:raise AssertionError: the pod's kernel does not reach the expected state in time."""

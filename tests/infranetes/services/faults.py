@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, cast
 
-from twisted.internet.defer import Deferred, DeferredQueue
-from twisted.internet.threads import blockingCallFromThread
+from twisted.internet.defer import DeferredQueue
 
 from infranetes.kubernetes.api_server import ApiServer
 from infranetes.services.cluster import ClusterServices
@@ -18,36 +17,23 @@ from infranetes.services.rules import Rule
 from infranetes.services.table import RuleTable
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError, Unavailable
-from infranetes_common.reactors import IReactor
 from infranetes_common.service_proxy.kernel import Kernel
 from infranetes_common.service_proxy.listing import Listing
 from infranetes_common.service_proxy.proxy import ServiceProxy
 from infranetes_common.wire import vmserver as messages
-from tests.infranetes.kubernetes.api_server import Json, SimulatedApiServer
+from tests.infranetes.kubernetes.api_server import Json
+from tests.infranetes.kubernetes.faults import Bed, reactor
 from tests.infranetes.services import objects as written
 from tests.infranetes_common.service_proxy.namespace import Namespace
 from txgrpc import Call
 from vmserver.rpc.services import ServiceCalls
 
-T = TypeVar("T")
 SERVICES = "/api/v1/services"
 SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
 NODES = "/api/v1/nodes"
 RANGES = "/apis/networking.k8s.io/v1/servicecidrs"
 NODE = {"metadata": {"name": "here", "labels": {}}}
-KUBECONFIG = """\
-current-context: here
-contexts: [{name: here, context: {cluster: it, user: me}}]
-clusters: [{name: it, cluster: {server: "%s"}}]
-users: [{name: me, user: {}}]
-"""
 Arriving: TypeAlias = "DeferredQueue[messages.ServiceRulesUpdate | InfranetesError]"
-
-
-def thd_awaited(reactor: IReactor, work: Callable[[], Deferred[T]]) -> T:
-    """Return the result of work that is done in the reactor's thread."""
-    found: T = blockingCallFromThread(reactor, work)  # type: ignore[arg-type]  # as if it returned no Deferred
-    return found
 
 
 class FaultyKernel(Kernel):
@@ -72,7 +58,7 @@ class FaultyKernel(Kernel):
         if not self.unread:
             return await super().read(version)
         self.unread -= 1
-        failing = Kernel(self._reactor)
+        failing = Kernel(reactor)
         failing._inside = ["false"]
         return await failing.read(version)
 
@@ -122,27 +108,21 @@ class FaultyAgent:
             yield update
 
 
-class Bed:
-    """A test bed: the API server, a daemon, an agent and a namespace. Methods that block are called `thd_`.
+class VmBed(Bed):
+    """The API server, a daemon, an agent and a namespace.
 
     :ivar services: the Services, by name. :ivar slices: their slices, by name.
     """
 
-    def __init__(self, reactor: IReactor, directory: Path) -> None:
-        self._reactor = reactor
-        self._kubeconfig = directory / "kubeconfig"
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
         self.services: dict[str, Json] = {}
         self.slices: dict[str, Json] = {}
-        self.server = SimulatedApiServer(reactor)
-        self.server.start()
-        self.port = int(self.server.url.rpartition(":")[2])
-        self._kubeconfig.write_text(KUBECONFIG % self.server.url)
         self.server.put(NODES, NODE)
-        self.away = False
 
     def thd_make_network(self) -> None:
         self.space = Namespace()
-        self.kernel = FaultyKernel(self._reactor, self.space.name)
+        self.kernel = FaultyKernel(reactor, self.space.name)
 
     def thd_remove_network(self) -> None:
         self.space.end()
@@ -153,13 +133,12 @@ class Bed:
         self._start_daemon()
 
     def _start_daemon(self) -> None:
-        self.cluster = ClusterServices(self._reactor, ApiServer(self._reactor, self._kubeconfig), "here")
+        self.cluster = ClusterServices(reactor, ApiServer(reactor, self.kubeconfig), "here")
         self.cluster.startService()
         self.sender = self.cluster.sender(self.agent)
         self.sender.start()
 
     def stop(self) -> None:
-        """Stop the daemon as if it were killed."""
         self.sender.stop()
         self.cluster.stopService()
 
@@ -168,7 +147,6 @@ class Bed:
         self._start_daemon()
 
     def restart_agent(self) -> None:
-        """Replace the agent by one without any state, on the same kernel."""
         self.agent.break_off()
         self.agent.use(ServiceProxy(self.kernel))
 
@@ -210,7 +188,7 @@ class Bed:
     async def in_kernel(self) -> dict[str, set[str]]:
         """Return the endpoints that are in the kernel."""
         try:
-            found = await Kernel(self._reactor, self.space.name).read(4)
+            found = await Kernel(reactor, self.space.name).read(4)
         except Unavailable:  # the table has only just been made
             found = None
         if found is None:

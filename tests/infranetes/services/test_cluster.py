@@ -23,13 +23,6 @@ SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
 NODES = "/api/v1/nodes"
 RANGES = "/apis/networking.k8s.io/v1/servicecidrs"
 
-KUBECONFIG = """\
-current-context: here
-contexts: [{name: here, context: {cluster: it, user: me}}]
-clusters: [{name: it, cluster: {server: "%s"}}]
-users: [{name: me, user: {tokenFile: token}}]
-"""
-
 
 class ClusterCase(TestCase):
     def setUp(self) -> None:
@@ -47,7 +40,7 @@ class ClusterCase(TestCase):
         self.token.write_text("secret\n")
         self.server.token = "secret"
         self.kubeconfig = directory / "kubeconfig"
-        self.kubeconfig.write_text(KUBECONFIG % self.server.url)
+        self.server.kubeconfig(self.kubeconfig, tokenFile="token")
         self.cluster = ClusterServices(reactor, ApiServer(reactor, self.kubeconfig), "here")
         self.addCleanup(self.cluster.stopService)
 
