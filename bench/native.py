@@ -62,6 +62,8 @@ _LINUX = cri.LinuxContainerConfig(
 _BYTECODE = ROOT / "build" / "bench" / "bytecode"
 _MODULES = (  # of the processes of a VM
     "twisted.scripts.twistd",
+    "twisted.plugins.vmserver_plugin",
+    "vmserver.__main__",
     "vmserver.service",
     "vmserver.containers.oci",
     "infranetes_simulation.machine.hypervisor",
@@ -153,7 +155,7 @@ def _agent() -> tuple[float, float]:
         (directory / "vmserver.toml").write_text(guest.CONFIGURATION.replace(str(guest.DISK), path))
         identity = Authority().identity("bench", listen=f"127.0.0.1:{_PORT}")
         save(directory / "identity", encode(identity).decode())
-        agent = [*guest.TWISTD, str(directory / "vmserver.toml"), "--run-dir", str(directory / "run")]
+        agent = [*guest.PROGRAM, str(directory / "vmserver.toml"), "--run-dir", str(directory / "run")]
         command = ["unshare", "--mount", "--uts", "--", *agent]  # it mounts, and the mounts end with it
         with (directory / "log").open("wb") as log:
             begun = time.monotonic()

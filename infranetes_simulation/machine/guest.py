@@ -44,10 +44,7 @@ choice_file = "/run/machine/provider"
 directory = "/run/machine/oci"
 layer_dir = "/run/machine/layers"
 """
-TWISTD = (
-    *(sys.executable, "-c", "from twisted.scripts.twistd import run; run()"),
-    *("--nodaemon", "--pidfile=", "vmserver", "--config"),
-)
+PROGRAM = (sys.executable, "-P", "-m", "vmserver", "--config")
 """The agent's command; the configuration's path follows."""
 _ETC = "/run/etc"
 _RESOLV_CONF = Path("/etc/resolv.conf")
@@ -227,7 +224,7 @@ class _Agent:
             self._agent, self._due = self._started(), 0.0
 
     def _started(self) -> subprocess.Popen[bytes]:
-        command = [*TWISTD, str(DISK / "vmserver.toml")]
+        command = [*PROGRAM, str(DISK / "vmserver.toml")]
         environment = {**os.environ, "TMPDIR": str(DISK / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"}
         with (DISK / "agent.log").open("ab") as log:
             return subprocess.Popen(  # noqa: S603

@@ -15,6 +15,7 @@ import gc
 
 def keep_heap_shared() -> None:
     """Collect garbage, and exclude the remaining objects from later collections. Blocks."""
+    gc.unfreeze()  # with what was frozen when the agent had loaded its modules
     gc.collect()
     gc.freeze()
     # Return freed memory to the system; only glibc has this function.

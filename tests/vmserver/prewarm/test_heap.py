@@ -48,3 +48,15 @@ class HeapTests(TestCase):
         self.assertGreater(plain, 4_000)  # otherwise this shows nothing: each list's header was written to
         self.assertLess(kept, plain / 8)
         self.assertEqual(freed, 1)  # objects made later are collected as usual
+
+    async def test_garbage_of_the_time_before_the_modules_were_frozen_is_freed(self) -> None:
+        script = (
+            "import gc, weakref\n"
+            "from vmserver.prewarm.heap import keep_heap_shared\n"
+            "class Ring: pass\n"
+            "ring = Ring(); ring.itself = ring; seen = weakref.ref(ring); del ring\n"
+            "gc.freeze(); keep_heap_shared(); print(seen())"
+        )
+        command = [sys.executable, "-c", script]
+        done = await deferToThread(subprocess.run, command, stdout=subprocess.PIPE, check=True, text=True)
+        self.assertEqual(done.stdout, "None\n")
