@@ -69,10 +69,11 @@ def main(directory: str) -> None:
     _checked(_libc.unshare(_CLONE_NEWCGROUP), "unshare")
     _mount_all(disk)
     os.close(disk)
-    network.switch_on()
-    if hardware["address"]:
-        network.set_up(hardware["address"], hardware["gateway"])
-    _Agent(hardware["behaviour"], hardware.get("configuration", CONFIGURATION)).keep()
+    agent = _Agent(hardware["behaviour"], hardware.get("configuration", CONFIGURATION))
+    agent.follow()  # its Python loads modules while the network is set up
+    network.set_up(hardware["address"], hardware["gateway"])
+    _say("running")
+    agent.keep()
 
 
 def read_line() -> str:
@@ -175,27 +176,25 @@ class _Agent:
         self._agent: subprocess.Popen[bytes] | None = None
         self._due = 0.0  # when it is started again
         self._silent: socket.socket | None = None
+        self._wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         (DISK / "vmserver.toml").write_text(configuration)
         (DISK / "tmp").mkdir(exist_ok=True)
 
     def keep(self) -> None:
         """Keep the VM running until the input ends."""
-        wake, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        self._follow()
-        _say("running")
         while True:
-            ready, _, _ = select.select([0, wake], [], [], _LOOK_SECONDS if self._due else None)
-            if wake in ready:
-                os.read(wake, 4096)
+            ready, _, _ = select.select([0, self._wake], [], [], _LOOK_SECONDS if self._due else None)
+            if self._wake in ready:
+                os.read(self._wake, 4096)
             if 0 in ready:
                 line = read_line()
                 if not line:
                     return
                 self._behaviour = line.strip()
             self._reap()
-            self._follow()
+            self.follow()
 
     def _reap(self) -> None:
         while True:
@@ -209,7 +208,7 @@ class _Agent:
                 self._agent.returncode = 0
                 self._agent, self._due = None, time.monotonic() + _RESTART_SECONDS
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
         """Start or end the agent, or the listener that replaces a silent one, as the behaviour demands."""
         if self._behaviour != AGENT and self._agent is not None:
             self._agent.kill()

@@ -140,8 +140,7 @@ def main(directory: str) -> int:
     except _TurnedOff:
         return 0
     except subprocess.CalledProcessError as error:
-        words = error.stderr.decode(errors="replace").strip()
-        print(f"{' '.join(error.cmd)}: {words}", file=sys.stderr)
+        print(f"{' '.join(error.cmd)}: {error.stderr.strip()}", file=sys.stderr)
         return 1
     except OSError as error:
         print(error, file=sys.stderr)

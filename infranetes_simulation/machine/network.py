@@ -41,18 +41,20 @@ def plug_in(lock: Path, bridge: str, cable: str, gateway: str, namespace: int | 
     :raise OSError, subprocess.CalledProcessError: it can't be connected.
     """
     with _held(lock):
+        made = []
         if not _exists(bridge):
             # The bridge has an address of its own, which would otherwise change with the cables.
             number = hashlib.sha256(bridge.encode()).hexdigest()
             card = ":".join(["02", *(number[at : at + 2] for at in range(0, 10, 2))])
-            ip(f"link add {bridge} address {card} type bridge", f"link set {bridge} up")
-        ip(f"address replace {gateway} dev {bridge}")
-        if _FORWARDING.read_text().strip() != "1":
-            _FORWARDING.write_text("1\n")
+            made = [f"link add {bridge} address {card} type bridge", f"link set {bridge} up"]
         ip(
+            *made,
+            f"address replace {gateway} dev {bridge}",
             f"link add {cable} type veth peer name {NETWORK_CARD} netns {namespace}",
             f"link set {cable} master {bridge} up",
         )
+        if _FORWARDING.read_text().strip() != "1":
+            _FORWARDING.write_text("1\n")
 
 
 def unplug(lock: Path, bridge: str, cable: str) -> None:
@@ -62,7 +64,7 @@ def unplug(lock: Path, bridge: str, cable: str) -> None:
     with _held(lock):
         if _exists(cable):
             ip(f"link delete {cable}", check=False)
-        if _exists(bridge) and not ip(f"-brief link show master {bridge}").strip():
+        if _exists(bridge) and not ip(f"link show master {bridge}").strip():
             ip(f"link delete {bridge}", check=False)
 
 
@@ -71,31 +73,37 @@ def _exists(link: str) -> bool:
     return any(name == link for _, name in socket.if_nameindex())
 
 
-def switch_on() -> None:
-    """Switch on the network cards of the VM. Called in its network namespace."""
-    ip("link set lo up", f"link set {NETWORK_CARD} up")
-
-
 def set_up(address: str, gateway: str) -> None:
-    """Give the VM its address and its default route. Called in its network namespace."""
-    ip(
+    """Switch on the VM's network cards. Called in its network namespace.
+
+    :param address: to be set, with the length of its prefix, and a default route by the gateway; "": neither.
+    """
+    addressed = [
         f"address add {address} dev {NETWORK_CARD}",
         f"route add default via {gateway.partition('/')[0]}",
         f"route add {LINK_LOCAL} dev {NETWORK_CARD}",
-    )
+    ]
+    ip("link set lo up", f"link set {NETWORK_CARD} up", *(addressed if address else ()))
 
 
-def ip(*commands: str, check: bool = True) -> str:
-    """Run the program `ip` with each of these; return its output.
+def ip(*commands: str, namespace: str = "", check: bool = True) -> str:
+    """Run these commands of the program `ip`, until one fails; return their output.
 
+    :param namespace: the name of the network namespace that they are for; "": this process's.
     :raise subprocess.CalledProcessError: one fails.
     """
-    said = ""
-    for words in commands:
-        # Not by `infranetes_common.commands`: each VM has such a process, which does without Twisted.
-        done = subprocess.run(["ip", *words.split()], check=check, capture_output=True)  # noqa: S603, S607
-        said += done.stdout.decode(errors="replace")
-    return said
+    # Not by `infranetes_common.commands`: each VM has such a process, which does without Twisted.
+    inside = ["-n", namespace] if namespace else []
+    done = subprocess.run(  # noqa: S603
+        ["ip", *inside, "-batch", "-"],  # noqa: S607
+        input="\n".join(commands),
+        capture_output=True,
+        text=True,
+    )
+    if check and done.returncode:
+        words = ["ip", *inside, "; ".join(commands)]
+        raise subprocess.CalledProcessError(done.returncode, words, stderr=done.stderr)
+    return done.stdout
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes_simulation.machine import network
 from infranetes_simulation.machine.network import bridge_of, cable_of
 from tests.harness.needs import needs_netns
 
@@ -48,6 +49,27 @@ class NetworkTests(SynchronousTestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         both, one = "['cable0', 'cable1', 'inftestbr']", "['cable1', 'inftestbr']"
         self.assertEqual(done.stdout.splitlines(), [both, one, one, "[]", "[]"])
+
+    def test_a_vms_cable_and_its_own_side_take_one_program_each(self) -> None:
+        started: list[str] = []
+
+        def run(command: list[str], input: str, **_: object) -> subprocess.CompletedProcess[str]:
+            started.append(input)
+            return subprocess.CompletedProcess(command, 0, "", "")
+
+        self.patch(subprocess, "run", run)
+        network.set_up("198.18.0.2/24", "198.18.0.1/24")
+        network.set_up("", "")
+        [whole, cards] = started
+        self.assertEqual(cards.splitlines(), ["link set lo up", "link set eth0 up"])
+        self.assertIn("route add default via 198.18.0.1", whole.splitlines())
+
+    @needs_netns
+    def test_what_failed_is_named(self) -> None:
+        with self.assertRaises(subprocess.CalledProcessError) as caught:
+            network.ip("link show lo", "link set nothing-there up", "link show lo")
+        self.assertIn("link set nothing-there up", " ".join(caught.exception.cmd))
+        self.assertIn("nothing-there", caught.exception.stderr)
 
     def test_names_are_such_as_links_can_have(self) -> None:
         bridges = [bridge_of(Path("/a")), bridge_of(Path("/b"))]

@@ -55,12 +55,12 @@ class InstanceMachines:
         self._directory.mkdir(parents=True, exist_ok=True)
         network.ip(f"netns add {self._namespace}")
         network.plug_in(self._lock, self._bridge, self._cable, f"{self.gateway}/24", self._namespace)
-        inside = f"-n {self._namespace}"
         network.ip(
-            f"{inside} link set lo up",
-            f"{inside} link set {network.NETWORK_CARD} up",
-            f"{inside} address add {ADDRESS}/32 dev {network.NETWORK_CARD}",
-            f"{inside} route add {self.subnet} dev {network.NETWORK_CARD}",
+            "link set lo up",
+            f"link set {network.NETWORK_CARD} up",
+            f"address add {ADDRESS}/32 dev {network.NETWORK_CARD}",
+            f"route add {self.subnet} dev {network.NETWORK_CARD}",
+            namespace=self._namespace,
         )
         with thd_in_namespace(self._namespace, lambda: socket.create_server((ADDRESS, 80))) as listening:
             listening.setblocking(False)
