@@ -41,6 +41,7 @@ from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.imds import Imds
 from tests.support.clouds.moto_calls import MotoCalls
 from tests.support.clouds.price_list import SimulatedPriceList
+from tests.support.clouds.simulated_cloud import QUICK
 from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
 
 IMAGE = "ami-785db401"
@@ -148,15 +149,7 @@ class SimulatedAws:
             "endpoint": self.endpoint,
             "price_endpoint": self.endpoint,
             "sizes": ["t3.*", "m5.*"],
-            "retry_first": 0.02,
-            "retry_most": 0.2,
-            "retry_seconds": 5.0,
-            "call_seconds": 20.0,
-            "calls_per_second": 200.0,
-            "poll_seconds": 0.1,
-            "watch_seconds": 0.3,
-            "settle_seconds": 1.0,
-            "destroy_seconds": 20.0,
+            **QUICK,
         }
 
     # ---- The cloud from outside

@@ -11,25 +11,24 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import attrs
-from twisted.internet.interfaces import IDelayedCall
 
 from infranetes.providers.cloud.interface import SANDBOX, TOKEN
-from tests.support.clouds import agent_processes, azure_models, azure_permissions, azure_resources
+from tests.support.clouds import azure_models, azure_permissions, azure_resources
 from tests.support.clouds.azure_arm import Answer as ArmAnswer
 from tests.support.clouds.azure_arm import Arm, Refusal, operation_path
 from tests.support.clouds.azure_buckets import AzureBuckets
 from tests.support.clouds.azure_prices import SimulatedRetailPrices
 from tests.support.clouds.azure_resources import GROUP, LOCATION, SUBSCRIPTION, Json
-from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, UNANSWERED, Fault, FaultKind, Faults
-from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
-from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
+from tests.support.clouds.faults import NEVER, NO_AGENT, UNANSWERED, Fault, FaultKind
+from tests.support.clouds.http_sites import Answer
+from tests.support.clouds.simulated_cloud import QUICK, SimulatedCloud
+from tests.support.clouds.vm_image_instances import RunningVM
 
 TENANT = "7e9a97ee-0000-4000-8000-0000000000bb"
 CLIENT = "c11e97ee-0000-4000-8000-0000000000cc"
@@ -49,73 +48,34 @@ class _Vm:
     image: str
 
 
-class SimulatedAzure:
+class SimulatedAzure(SimulatedCloud[_Vm]):
     """One test's cloud.
 
-    :ivar faults: what goes wrong. :ivar behaviour: of VMs that are launched from now on.
     :ivar operation_seconds: how long launches and deletions take.
     :ivar buckets: the token buckets, which limit the calls of all nodes together; None: there is no limit.
-    :ivar malformed: faults of requests and answers by Azure's models of its API.
-    :ivar requests: all requests, each with its `Action`. :ivar urls: their URLs. :ivar bodies: of launches.
-    :ivar vm_images: its images of VM-image pods. :ivar prices: what sizes cost.
+    :ivar prices: what sizes cost.
     """
 
     def __init__(self, reactor: Any, directory: Path) -> None:
-        self._reactor = reactor
-        self._directory = directory
-        self._agent_processes = agent_processes.shared()
-        self._vms: dict[str, _Vm] = {}
-        self._tokens: set[str] = set()
-        self._stale: dict[str, Json] = {}
-        self._timers: list[IDelayedCall] = []
+        super().__init__(reactor, directory, "application/json; charset=utf-8", "text/plain")
         self.arm = Arm(self._launched, self._agent_processes.kill)
         self.arm.later = lambda work: self._timers.append(reactor.callLater(self.operation_seconds, work))
-        self.faults = Faults()
-        self.behaviour = NORMAL
         self.operation_seconds = 0.1
         self.buckets: AzureBuckets | None = None
-        self.vm_images = VMImageInstances(reactor, self._switched_off)
         self.refusal = ("ZonalAllocationFailed", "Allocation failed. We do not have sufficient capacity.")
         self.refused: Fault | None = None  # how the current launch is to fail
-        self.malformed: list[str] = []
-        self.requests: list[dict[str, str]] = []
-        self.bodies: list[Json] = []
         self.nics: list[Json] = []  # bodies of requests for network interfaces
-        self.urls: list[bytes] = []
         self.prices = SimulatedRetailPrices()
-        self._sites = [
-            ClosableSite(Answering(self._answer, "application/json; charset=utf-8")),
-            ClosableSite(Answering(self._metadata, "text/plain")),
-        ]
 
     def start(self) -> None:
         """Start a cloud with a subnet, an image, and an application that may log in."""
         azure_models.api()  # which takes long
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._imds = self._reactor.listenTCP(0, self._sites[1], interface="0.0.0.0")
-        self._port = self._reactor.listenTCP(0, self._sites[0], interface="127.0.0.1")
-        self.vm_images.start()
-        self.endpoint = self.arm.endpoint = self.prices.endpoint = (
-            f"http://127.0.0.1:{self._port.getHost().port}"
-        )
+        self._listen()
+        self.arm.endpoint = self.prices.endpoint = self.endpoint
         self.add_image("pod", {}, {"1.0.0": {}})
         self.secret_file = self._directory / "secret"
         self.secret_file.touch(mode=0o600)
         self.secret_file.write_text(SECRET)
-
-    async def stop(self) -> None:
-        """Stop everything."""
-        for timer in self._timers:
-            if timer.active():
-                timer.cancel()
-        for name in self._vms:
-            self._agent_processes.kill(name)
-        await self.vm_images.stop()
-        await self._imds.stopListening()
-        await self._port.stopListening()
-        for site in self._sites:
-            await site.close_connections()
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     def table(self) -> Json:
         """Return the provider's configuration for this cloud."""
@@ -136,15 +96,7 @@ class SimulatedAzure:
             "metadata_endpoint": self.endpoint,
             "price_endpoint": self.endpoint,
             "sizes": ["Standard_B*", "Standard_D*"],
-            "retry_first": 0.02,
-            "retry_most": 0.2,
-            "retry_seconds": 5.0,
-            "call_seconds": 20.0,
-            "calls_per_second": 200.0,
-            "poll_seconds": 0.1,
-            "watch_seconds": 0.3,
-            "settle_seconds": 1.0,
-            "destroy_seconds": 20.0,
+            **QUICK,
         }
 
     # ---- The cloud from outside
@@ -195,10 +147,6 @@ class SimulatedAzure:
             if name not in going
         }
 
-    def holdings(self) -> list[str]:
-        """Return descriptions of everything that costs money."""
-        return list(self.held())
-
     def end(self, id: str) -> None:
         """Stop a VM, as somebody else would."""
         self.arm.stop(id)
@@ -231,10 +179,6 @@ class SimulatedAzure:
         """Remove an image, as somebody else would."""
         self.vm_images.images.remove(image)
         del self.arm.versions[f"/{image}"]
-
-    def revoke_tokens(self) -> None:
-        """Refuse all tokens from before."""
-        self._tokens.clear()
 
     # ---- Calls
 

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import json
 import secrets
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import attrs
-from twisted.internet.interfaces import IDelayedCall
 
 from infranetes.providers.cloud.gcp.names import label, value
 from infranetes.providers.cloud.interface import SANDBOX, TOKEN
 from tests.support.clouds import (
-    agent_processes,
     discovery,
     gce_permissions,
     gce_price_list,
@@ -30,15 +27,16 @@ from tests.support.clouds import (
     gce_resources,
     google_identity,
 )
-from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, UNANSWERED, Fault, FaultKind, Faults
+from tests.support.clouds.faults import NEVER, NO_AGENT, UNANSWERED, Fault, FaultKind
 from tests.support.clouds.gce_api import Gce
 from tests.support.clouds.gce_operations import Refusal, Task
 from tests.support.clouds.gce_quotas import GceQuotas
 from tests.support.clouds.gce_resources import PROJECT, ZONES, Json
 from tests.support.clouds.google_identity import ACCOUNT, COMPUTE, PERSON, PLATFORM, GoogleIdentity, Holder
 from tests.support.clouds.guest_instances import GuestInstances
-from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
-from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
+from tests.support.clouds.http_sites import Answer
+from tests.support.clouds.simulated_cloud import QUICK, SimulatedCloud
+from tests.support.clouds.vm_image_instances import RunningVM
 
 _PUBLISHER = f"{COMPUTE} https://www.googleapis.com/auth/devstorage.read_write"
 _PRICES = "https://www.googleapis.com/auth/cloud-billing.readonly"
@@ -55,40 +53,27 @@ class _Vm:
     image: str
 
 
-class SimulatedGce:
+class SimulatedGce(SimulatedCloud[_Vm]):
     """One test's cloud.
 
-    :ivar faults: what goes wrong. :ivar behaviour: of instances that are launched from now on.
     :ivar operation_seconds: how long launches and all else that has an operation take.
     :ivar quotas: the quotas of requests, which limit all nodes' calls together; None: there is no limit.
     :ivar identity: issues tokens. :ivar members: the accounts that may call at all.
     :ivar role: their role in the manual. :ivar storage_tokens: tokens that are also for Cloud Storage.
-    :ivar malformed: faults of requests and answers by Google's description of its API.
-    :ivar requests: all requests, each with its `Action`. :ivar urls: their URLs.
-    :ivar vm_images: its images of VM-image pods.
     """
 
     def __init__(self, reactor: Any, directory: Path) -> None:
-        self._reactor = reactor
-        self._directory = directory
-        self._agent_processes = agent_processes.shared()
-        self._vms: dict[str, _Vm] = {}
-        self._tokens: set[str] = set()
+        super().__init__(reactor, directory, "application/json; charset=UTF-8", "application/text")
         self.identity = GoogleIdentity(self._issued)
         self.members = {ACCOUNT, PERSON}
         self.storage_tokens: set[str] = set()
-        self._stale: dict[str, Json] = {}
-        self._timers: list[IDelayedCall] = []
         self.api = Gce(self._launched, self._ended)
         self.api.operations.later = lambda work: self._timers.append(
             reactor.callLater(self.operation_seconds, work)
         )
-        self.faults = Faults()
-        self.behaviour = NORMAL
         self.operation_seconds = 0.1
         self._zones: dict[str, str] = {}  # by instances' names
         self.quotas: GceQuotas | None = None
-        self.vm_images = VMImageInstances(reactor, self._switched_off)
         self.guests = GuestInstances(reactor, self.end)
         self.api.press, self.api.console = self.guests.press, self._console
         self.refusal = (
@@ -99,40 +84,18 @@ class SimulatedGce:
         self.refused: Fault | None = None  # how the current launch shall fail
         self.malformed = self.identity.malformed
         self.role = gce_permissions.ROLE
-        self.requests: list[dict[str, str]] = []
-        self.bodies: list[Json] = []  # of launches
-        self.urls: list[bytes] = []
-        self._sites = [
-            ClosableSite(Answering(self._answer, "application/json; charset=UTF-8")),
-            ClosableSite(Answering(self._metadata, "application/text")),
-        ]
 
     def start(self) -> None:
         """Start a cloud with a subnetwork in two zones, an image and a service account."""
         discovery.compute()  # which takes long
         self.identity.prepare()
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._imds = self._reactor.listenTCP(0, self._sites[1], interface="0.0.0.0")
-        self._port = self._reactor.listenTCP(0, self._sites[0], interface="127.0.0.1")
-        self.vm_images.start()
-        self.endpoint = f"http://127.0.0.1:{self._port.getHost().port}"
+        self._listen()
         self.key_file = self._directory / "key.json"
         google_identity.write(self.key_file, self.identity.key())
 
     async def stop(self) -> None:
-        """Stop everything."""
-        for timer in self._timers:
-            if timer.active():
-                timer.cancel()
-        for name in self._vms:
-            self._agent_processes.kill(name)
-        await self.vm_images.stop()
         await self.guests.stop()
-        await self._imds.stopListening()
-        await self._port.stopListening()
-        for site in self._sites:
-            await site.close_connections()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        await super().stop()
 
     def table(self) -> Json:
         """Return the provider's configuration for this cloud."""
@@ -147,15 +110,7 @@ class SimulatedGce:
             "token_endpoint": self.endpoint,
             "price_endpoint": self.endpoint,
             "sizes": ["e2-*"],
-            "retry_first": 0.02,
-            "retry_most": 0.2,
-            "retry_seconds": 5.0,
-            "call_seconds": 20.0,
-            "calls_per_second": 200.0,
-            "poll_seconds": 0.1,
-            "watch_seconds": 0.3,
-            "settle_seconds": 1.0,
-            "destroy_seconds": 20.0,
+            **QUICK,
         }
 
     # ---- The cloud from outside
@@ -195,10 +150,6 @@ class SimulatedGce:
         found |= {f"snapshot {name}": one for name, one in list(self.api.snapshots.snapshots.items())}
         found |= {f"address {name}": one for name, one in list(self.api.addresses.items())}
         return {words: value(one.get("labels", {}).get(TOKEN, "")) for words, one in found.items()}
-
-    def holdings(self) -> list[str]:
-        """Return descriptions of everything that costs money."""
-        return list(self.held())
 
     def end(self, id: str) -> None:
         """Stop an instance, as somebody else would."""
@@ -317,8 +268,7 @@ class SimulatedGce:
             self._tokens.add(token)
 
     def revoke_tokens(self) -> None:
-        """Refuse all tokens from before."""
-        self._tokens.clear()
+        super().revoke_tokens()
         self.storage_tokens.clear()
 
     async def _metadata(self, request: Any) -> Answer:

@@ -11,30 +11,28 @@ from __future__ import annotations
 import base64
 import json
 import secrets
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import attrs
-from twisted.internet.interfaces import IDelayedCall
 
 from infranetes.providers.cloud.interface import SANDBOX, TOKEN
 from tests.support.clouds import (
-    agent_processes,
     keystone_rules,
     neutron_attributes,
     nova_resources,
     nova_schemas,
 )
-from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, UNANSWERED, Fault, FaultKind, Faults
+from tests.support.clouds.faults import NEVER, NO_AGENT, UNANSWERED, Fault, FaultKind
 from tests.support.clouds.guest_instances import GuestInstances
-from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
+from tests.support.clouds.http_sites import Answer
 from tests.support.clouds.nova_resources import PROJECT, REGION, ZONES, Json
 from tests.support.clouds.openstack_api import OpenStackApi, Refusal, addresses_of
+from tests.support.clouds.simulated_cloud import QUICK, SimulatedCloud
 from tests.support.clouds.tls import certificate
-from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
+from tests.support.clouds.vm_image_instances import RunningVM
 
 CLOUD, APPLICATION, SECRET = "pods", "b7f1a0c1d2e3f4a5b6c7d8e9f0a1b2c3", "secret-of-the-test"
 USERNAME, PASSWORD = "infranetes", "password-of-the-test"
@@ -54,44 +52,23 @@ class _Vm:
     refused: bool
 
 
-class SimulatedOpenStack:
+class SimulatedOpenStack(SimulatedCloud[_Vm]):
     """One test's cloud.
 
-    :ivar faults: what goes wrong. :ivar behaviour: of servers that are launched from now on.
     :ivar launch_seconds: how long a server is in BUILD.
     :ivar token_seconds: how long a token is valid.
-    :ivar malformed: what is wrong with requests and answers, by OpenStack's own descriptions and the manual's
-        access rules.
-    :ivar requests: all requests, each with its `Action`. :ivar urls: their URLs.
-    :ivar bodies: those of launches. :ivar vm_images: its images of VM-image pods.
+    :ivar malformed: by the manual's access rules too.
     :ivar guests: its servers without our agent.
     """
 
     def __init__(self, reactor: Any, directory: Path) -> None:
-        self._reactor = reactor
-        self._directory = directory
-        self._agent_processes = agent_processes.shared()
-        self._vms: dict[str, _Vm] = {}
-        self._tokens: set[str] = set()
-        self._stale: dict[str, Json] = {}
-        self._timers: list[IDelayedCall] = []
+        super().__init__(reactor, directory, "application/json", "application/octet-stream")
         self.api = OpenStackApi(self._launched, self._deleted, self._stop, self._console)
-        self.faults = Faults()
-        self.behaviour = NORMAL
         self.launch_seconds = 0.1
         self.token_seconds = TOKEN_SECONDS
         self.fault_message = _NO_HOST
-        self.vm_images = VMImageInstances(reactor, self._switched_off)
         self.guests = GuestInstances(reactor, self._switched_off)
         self._fault: Fault | None = None  # the current call's
-        self.malformed: list[str] = []
-        self.requests: list[dict[str, str]] = []
-        self.bodies: list[Json] = []
-        self.urls: list[bytes] = []
-        self._sites = [
-            ClosableSite(Answering(self._answer, "application/json")),
-            ClosableSite(Answering(self._metadata, "application/octet-stream")),
-        ]
 
     def start(self) -> None:
         """Start a cloud with networks, flavors, an image, two zones and an application credential."""
@@ -99,12 +76,7 @@ class SimulatedOpenStack:
         keystone_rules.wrong({"auth": {}})
         for kind in ("floatingips", "networks", "ports"):
             neutron_attributes.attributes(kind)
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._imds = self._reactor.listenTCP(0, self._sites[1], interface="0.0.0.0")
-        options = certificate().options
-        self._port = self._reactor.listenSSL(0, self._sites[0], options, interface="127.0.0.1")
-        self.vm_images.start()
-        self.endpoint = f"https://127.0.0.1:{self._port.getHost().port}"
+        self._listen(certificate().options)
         self.ca_file = self._directory / "ca.pem"
         self.ca_file.write_bytes(certificate().pem)
         self.clouds_file = self._directory / "clouds.yaml"
@@ -122,19 +94,8 @@ class SimulatedOpenStack:
         self.clouds_file.write_text(json.dumps({"clouds": {CLOUD: entry}}))
 
     async def stop(self) -> None:
-        """Stop everything."""
-        for timer in self._timers:
-            if timer.active():
-                timer.cancel()
-        for id in self._vms:
-            self._agent_processes.kill(id)
-        await self.vm_images.stop()
         await self.guests.stop()
-        await self._imds.stopListening()
-        await self._port.stopListening()
-        for site in self._sites:
-            await site.close_connections()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        await super().stop()
 
     def table(self) -> Json:
         """Return the provider's configuration for this cloud."""
@@ -147,15 +108,7 @@ class SimulatedOpenStack:
             "floating_network": "public",
             "zones": list(ZONES),
             "sizes": ["m1.*"],
-            "retry_first": 0.02,
-            "retry_most": 0.2,
-            "retry_seconds": 5.0,
-            "call_seconds": 20.0,
-            "calls_per_second": 200.0,
-            "poll_seconds": 0.1,
-            "watch_seconds": 0.3,
-            "settle_seconds": 1.0,
-            "destroy_seconds": 20.0,
+            **QUICK,
         }
 
     # ---- The cloud from outside
@@ -183,10 +136,6 @@ class SimulatedOpenStack:
             f"address {id}": str(one["description"].rpartition("=")[2])
             for id, one in list(self.api.floating.items())
         }
-
-    def holdings(self) -> list[str]:
-        """Return descriptions of everything that costs money."""
-        return list(self.held())
 
     def end(self, id: str) -> None:
         """Switch a server off, as somebody else would."""
@@ -217,10 +166,6 @@ class SimulatedOpenStack:
         """Remove an image, as somebody else would."""
         self.vm_images.images.remove(image)
         del self.api.images[image]
-
-    def revoke_tokens(self) -> None:
-        """Refuse all tokens from before."""
-        self._tokens.clear()
 
     # ---- Calls
 
