@@ -173,10 +173,10 @@ class Bases:
             answer.digest, answer.format, answer.virtual_size, answer.bios, answer.uefi,
             status.st_ino, status.st_size, status.st_mtime_ns,
         )  # fmt: skip
-        there = self._index.bases.get(base.name)
+        present = self._index.bases.get(base.name)
         path = self._directory / base.name
-        if there is not None and await self._thread(there.is_at, path):
-            base = there
+        if present is not None and await self._thread(present.is_at, path):
+            base = present
         else:
             await self._thread(os.replace, made, path)
         had = _Had(base.name, agent, source)
@@ -184,7 +184,7 @@ class Bases:
         try:
             await self._save(changed.of(changed.images))
         except OSError:
-            if base is not there:
+            if base is not present:
                 await self._thread(path.unlink, True)
             raise
         return self._disk(base, agent)
@@ -222,13 +222,13 @@ class Bases:
         self._directory.chmod(0o700)
         index = self._thd_load()
         whole = {name: base for name, base in index.bases.items() if base.is_at(self._directory / name)}
-        found = _Index(whole, {id: had for id, had in index.images.items() if had.base in whole})
+        usable = _Index(whole, {id: had for id, had in index.images.items() if had.base in whole})
         _thd_remove(
             path
             for path in [*self._directory.iterdir()]
-            if path.name not in (_INDEX, _NEW) and path.name not in found.of(found.images).bases
+            if path.name not in (_INDEX, _NEW) and path.name not in usable.of(usable.images).bases
         )
-        return found.of(found.images)
+        return usable.of(usable.images)
 
     def _thd_load(self) -> _Index:
         path = self._directory / _INDEX

@@ -155,14 +155,14 @@ def _is_fat(disk: Readable) -> bool:
 
 def _with_loaders(bios: bool, parts: list[Readable] | list[Part]) -> Boots:
     """Return what boots a disk with these EFI system partitions."""
-    found: list[str] = []
+    architectures: list[str] = []
     for part in parts:
         try:
             names = Fat(part).names(("EFI", "BOOT"))
         except ValueError:
             continue
-        found += (known[name] for known in (_LOADERS, _SHORT) for name in names if name in known)
-    return Boots(bios, bool(found), tuple(sorted(set(found))))
+        architectures += (known[name] for known in (_LOADERS, _SHORT) for name in names if name in known)
+    return Boots(bios, bool(architectures), tuple(sorted(set(architectures))))
 
 
 def _cut_off(said: int, disk: Readable) -> BadDisk:

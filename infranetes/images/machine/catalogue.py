@@ -129,7 +129,7 @@ class MachineCatalogue:
         if flight is None or flight.done:
             flight = self._flights[key] = Flight(self._brought(key, self._images[key]))
         try:
-            found = await flight.join()
+            image = await flight.join()
         except CancelledError:
             if flight.done:  # by `stop`
                 raise Unavailable("the daemon is stopping") from None
@@ -139,9 +139,9 @@ class MachineCatalogue:
         finally:
             if flight.done and self._flights.get(key) is flight:
                 del self._flights[key]
-        if asked.digest not in ("", found.id):
-            raise NotFound(f"image {reference[:300]!r} is not there: {key} is {found.id}")
-        return found
+        if asked.digest not in ("", image.id):
+            raise NotFound(f"image {reference[:300]!r} is not there: {key} is {image.id}")
+        return image
 
     async def base(self, image_id: str) -> BaseDisk:
         """Return the disk of an image that was pulled.
@@ -239,8 +239,8 @@ def _id(entry: MachineImageConfig, digest: str) -> str:
     """Return an image's id: the digest of its file, and another one if it is read in another way."""
     if not entry.format and not entry.agent:
         return digest
-    told = f"{digest}\0{entry.format}\0{entry.agent}"
-    return "sha256:" + hashlib.sha256(told.encode()).hexdigest() if digest else ""
+    facts = f"{digest}\0{entry.format}\0{entry.agent}"
+    return "sha256:" + hashlib.sha256(facts.encode()).hexdigest() if digest else ""
 
 
 def _mark(entry: MachineImageConfig, source: str) -> str:

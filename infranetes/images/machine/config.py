@@ -87,10 +87,10 @@ def machine_faults(images: Mapping[str, MachineImageConfig]) -> Iterator[str]:
 
 def _is_name(name: str) -> bool:
     try:
-        found = reference.parse(f"{DOMAIN}/{name}")
+        parsed = reference.parse(f"{DOMAIN}/{name}")
     except InvalidArgument:
         return False
-    return not found.digest and f"{found.path}:{found.tag}" == name
+    return not parsed.digest and f"{parsed.path}:{parsed.tag}" == name
 
 
 def look(images: Mapping[str, MachineImageConfig]) -> Iterator[outside.Finding]:

@@ -42,13 +42,13 @@ def _gunzipped(data: Iterator[bytes]) -> Iterator[bytes]:
                 if not left:
                     break
                 member, whole = zlib.decompressobj(31), False
-            found = member.decompress(left, CHUNK)
+            content = member.decompress(left, CHUNK)
             whole = member.eof
             left = member.unused_data if whole else member.unconsumed_tail
-            if found:
-                yield found
-    while not whole and (found := member.decompress(b"", CHUNK)):
-        yield found
+            if content:
+                yield content
+    while not whole and (content := member.decompress(b"", CHUNK)):
+        yield content
         whole = member.eof
     if not (whole or member.eof):
         raise EOFError
@@ -64,10 +64,10 @@ def _unxz(data: Iterator[bytes]) -> Iterator[bytes]:
                 if not left:
                     break
                 stream = _xz_stream()
-            found = stream.decompress(left, CHUNK)
+            content = stream.decompress(left, CHUNK)
             left = stream.unused_data if stream.eof else b""
-            if found:
-                yield found
+            if content:
+                yield content
     if not stream.eof:
         raise EOFError
 
@@ -85,9 +85,9 @@ def _unzstd(data: Iterator[bytes]) -> Iterator[bytes]:
             while left:
                 if frame.eof:
                     frame = reader.decompressobj()
-                found = frame.decompress(left)
+                content = frame.decompress(left)
                 left = frame.unused_data if frame.eof else b""
-                for start in range(0, len(found), CHUNK):
-                    yield found[start : start + CHUNK]
+                for start in range(0, len(content), CHUNK):
+                    yield content[start : start + CHUNK]
     if not frame.eof:
         raise EOFError

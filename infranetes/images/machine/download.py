@@ -121,11 +121,11 @@ class Downloads:
             raise _disk_error(error, target, wanted) from None
         try:
             await self._fetched(wanted, part, progress)
-            found = part.digest
-            if found != wanted.digest:
+            digest = part.digest
+            if digest != wanted.digest:
                 raise FailedPrecondition(
-                    f"image {wanted.what}: what {redacted(wanted.url)} has is {found}, not the file with the "
-                    "sha256 of the configuration; find out which of them is right"
+                    f"image {wanted.what}: what {redacted(wanted.url)} has is {digest}, not the file with "
+                    "the sha256 of the configuration; find out which of them is right"
                 )
             await self._thread(os.fsync, part.descriptor)
         except OSError as error:
@@ -171,7 +171,7 @@ class Downloads:
             if total > wanted.most:
                 raise _too_large(wanted)
             await self._thread(_thd_check_room, part.descriptor, length, wanted)
-            told = -1
+            reported = -1  # MiB
             while True:
                 data = await within(self._reactor, self._stall_seconds, body.more(), "the server's answer")
                 if not data:
@@ -179,10 +179,10 @@ class Downloads:
                 if part.size + len(data) > wanted.most:
                     raise _too_large(wanted)
                 await self._thread(part.thd_add, data)
-                if part.size // _MIB > told:
-                    told = part.size // _MIB
+                if part.size // _MIB > reported:
+                    reported = part.size // _MIB
                     of = f" of {total // _MIB}" if length else ""
-                    progress(f"downloading image {wanted.what}: {told}{of} MiB")
+                    progress(f"downloading image {wanted.what}: {reported}{of} MiB")
         except DeadlineExceeded:
             raise Unavailable(
                 f"the server of image {wanted.what} sent nothing for {self._stall_seconds:g} s"
@@ -396,8 +396,8 @@ def _connection_error(error: Exception, where: str) -> InfranetesError:
 
 def _thd_check_room(descriptor: int, length: int, wanted: Wanted) -> None:
     """Refuse before the disk is full rather than after. :raise ResourceExhausted: there is no room."""
-    there = os.fstatvfs(descriptor)
-    free = there.f_bavail * there.f_frsize
+    filesystem = os.fstatvfs(descriptor)
+    free = filesystem.f_bavail * filesystem.f_frsize
     if length > free:
         raise ResourceExhausted(
             f"image {wanted.what} needs {length} bytes more, and the disk is full but for {free}; "

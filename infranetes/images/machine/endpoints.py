@@ -83,13 +83,13 @@ class CheckedEndpoint:
         :raise FailedPrecondition: the host is at none of the addresses that may be connected to.
         :raise Unavailable: it has no address, or does not answer.
         """
-        found = await _Resolution.of(self._reactor, self._host)
-        if not found:
+        addresses = await _Resolution.of(self._reactor, self._host)
+        if not addresses:
             raise Unavailable(f"the host {self._host[:200]} has no address; try again later")
-        allowed = [address for address in found if self._allowed(address)]
+        allowed = [address for address in addresses if self._allowed(address)]
         if not allowed:
             raise FailedPrecondition(
-                f"it leads to {self._host[:200]}, which is {found[0]}: this machine, or one that only "
+                f"it leads to {self._host[:200]}, which is {addresses[0]}: this machine, or one that only "
                 "this machine may ask"
             )
         why: Exception | None = None

@@ -50,13 +50,13 @@ class Fat:
         return [name for name, _, _ in _entries(content)]
 
     def _chain(self, cluster: int) -> bytes:
-        found = b""
+        content = b""
         for _ in range(_MAX_CLUSTERS):
-            if cluster < 2 or cluster >= (1 << min(self._bits, 28)) - 16 or len(found) >= _MAX_DIRECTORY:
+            if cluster < 2 or cluster >= (1 << min(self._bits, 28)) - 16 or len(content) >= _MAX_DIRECTORY:
                 break
-            found += self._disk.read(self._data_at + (cluster - 2) * self._cluster, self._cluster)
+            content += self._disk.read(self._data_at + (cluster - 2) * self._cluster, self._cluster)
             cluster = self._next(cluster)
-        return found
+        return content
 
     def _next(self, cluster: int) -> int:
         at = self._fat_at + cluster * self._bits // 8

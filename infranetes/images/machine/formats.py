@@ -63,15 +63,15 @@ def format_of(head: bytes, said: DiskFormat | None) -> DiskFormat:
     """
     if said is DiskFormat.RAW:
         return said
-    found = _found(head)
-    if said is not None and found is not said:
+    actual = _marked(head)
+    if said is not None and actual is not said:
         raise BadDisk(f"it is said to be {said.value}, and its content is none")
-    if found is DiskFormat.RAW:
+    if actual is DiskFormat.RAW:
         _refuse_foreign(head)
-    return found
+    return actual
 
 
-def _found(head: bytes) -> DiskFormat:
+def _marked(head: bytes) -> DiskFormat:
     if head.startswith(QCOW2):
         return DiskFormat.QCOW2
     if head[ISO_AT:].startswith(ISO):

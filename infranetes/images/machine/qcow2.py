@@ -97,18 +97,20 @@ class Qcow2:
 
     def _subclusters(self, bitmap: bytes, data_at: int, inside: int, count: int) -> bytes:
         """Return a part of a cluster of 32 pieces, each of which has data or not."""
-        there = int.from_bytes(bitmap[4:], "big")  # the other half tells zeros from what a backing file has
+        # The other half tells zeros from what a backing file has.
+        allocated = int.from_bytes(bitmap[4:], "big")
         size = self._header.cluster // 32
-        found = b""
-        while count > len(found):
-            at = inside + len(found)
-            some = min(size - at % size, count - len(found))
-            found += self._data(data_at + at, some) if there >> (at // size) & 1 and data_at else bytes(some)
-        return found
+        content = b""
+        while count > len(content):
+            at = inside + len(content)
+            some = min(size - at % size, count - len(content))
+            has_data = data_at and allocated >> (at // size) & 1
+            content += self._data(data_at + at, some) if has_data else bytes(some)
+        return content
 
     def _data(self, at: int, count: int) -> bytes:
-        found = self._file.read(at, count)
-        return found + bytes(count - len(found))  # a file's last cluster may be cut off where zeros begin
+        content = self._file.read(at, count)
+        return content + bytes(count - len(content))  # a file's last cluster may be cut off where zeros begin
 
     def _table(self, at: int) -> bytes:
         if at not in self._tables:
@@ -133,14 +135,14 @@ class Qcow2:
         try:
             if self._header.zstd:
                 with zstandard.ZstdDecompressor().stream_reader(data) as reader:
-                    found = reader.read(cluster)
+                    content = reader.read(cluster)
             else:
-                found = zlib.decompressobj(-15).decompress(data, cluster)  # no more: it may be a bomb
+                content = zlib.decompressobj(-15).decompress(data, cluster)  # no more: it may be a bomb
         except (zlib.error, zstandard.ZstdError) as error:
             raise BadDisk(f"its compressed cluster at byte {at} is corrupt: {error}") from None
-        if len(found) != cluster:
+        if len(content) != cluster:
             raise BadDisk(f"its compressed cluster at byte {at} is cut off")
-        return found
+        return content
 
 
 def _read_header(file: Readable) -> _Header:
@@ -222,7 +224,7 @@ def _names_data_file() -> BadDisk:
 
 
 def _whole(file: Readable, at: int, length: int, what: str) -> bytes:
-    found = file.read(at, length) if at + length <= file.size else b""
-    if len(found) != length:
+    content = file.read(at, length) if at + length <= file.size else b""
+    if len(content) != length:
         raise BadDisk(f"its {what} at byte {at} is out of range: the file is truncated or corrupt")
-    return found
+    return content

@@ -25,10 +25,10 @@ class RawFile:
         self.size = os.lseek(descriptor, 0, os.SEEK_END)  # the worker may not ask for a status
 
     def read(self, at: int, length: int) -> bytes:
-        found = b""
-        while length > len(found) and (more := os.pread(self._descriptor, length - len(found), at)):
-            found, at = found + more, at + len(more)
-        return found
+        content = b""
+        while length > len(content) and (more := os.pread(self._descriptor, length - len(content), at)):
+            content, at = content + more, at + len(more)
+        return content
 
 
 class Part:

@@ -71,10 +71,10 @@ class RegistryDisks:
         :raise DeadlineExceeded: making it took too long.
         :raise Unavailable: the daemon is stopping.
         """
-        there = await self._bases.get(image.id)
-        if there is not None:
+        disk = await self._bases.get(image.id)
+        if disk is not None:
             self._store.files(image.id)  # raises if the image was removed meanwhile, and its disk with it
-            return there
+            return disk
         if self._stopped:
             raise Unavailable("the daemon is stopping")
         flight = self._flights.get(image.id)

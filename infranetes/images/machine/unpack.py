@@ -67,11 +67,11 @@ def from_layers(layers: Sequence[TarLayer], target: int, limits: DiskLimits) -> 
             search.look_into(layer)
         except BadLayer as error:
             raise BadDisk(f"one of its layers can't be read: {error}") from None
-    if search.found is None:
+    if search.disk is None:
         raise BadDisk(
             "it has no disk: an image of a machine has exactly one file in /disk, a qcow2, raw or ISO one"
         )
-    return search.found
+    return search.disk
 
 
 def from_file(descriptor: int, target: int, limits: DiskLimits) -> Unpacked:
@@ -89,7 +89,7 @@ class _Search:
     :ivar covered: no layer below has anything that is still seen."""
 
     def __init__(self, target: int, limits: DiskLimits) -> None:
-        self.found: Unpacked | None = None
+        self.disk: Unpacked | None = None
         self.covered = False
         self._name = b""
         self._hidden: set[bytes] = set()
@@ -107,7 +107,7 @@ class _Search:
                         self.covered = True
                     case [b"disk"] if entry.kind != DIRECTORY:
                         self.covered = True
-                        if self.found is not None:
+                        if self.disk is not None:
                             continue
                         raise BadDisk("its /disk is no directory; put the disk's file into /disk/")
                     case [b"disk", name] if name.startswith(_WHITEOUT):
@@ -119,7 +119,7 @@ class _Search:
         self._hidden |= hides
 
     def _take(self, entry: Entry, name: bytes, stream: TarStream) -> None:
-        if self.found is not None and self._name != name:
+        if self.disk is not None and self._name != name:
             raise BadDisk(
                 f"it has several disks, {quoted(self._name)} and {quoted(name)} among them; "
                 "leave one file in /disk"
@@ -131,7 +131,7 @@ class _Search:
         if entry.size > self._limits.virtual_bytes:
             raise _too_long(self._limits)
         self._name = name
-        self.found = _written(entry.content(stream), quoted(name)[1:-1], self._target, self._limits)
+        self.disk = _written(entry.content(stream), quoted(name)[1:-1], self._target, self._limits)
 
 
 def _written(pieces: Iterator[Piece], name: str, target: int, limits: DiskLimits) -> Unpacked:

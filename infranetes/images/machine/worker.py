@@ -124,9 +124,9 @@ def _bounds(limits: DiskLimits, threads: int, files: int, file_bytes: int) -> di
 
 
 def _parsed(text: str) -> Order:
-    given = json.loads(text)
-    layers = tuple((descriptor, compression) for descriptor, compression in given.pop("layers"))
-    return Order(limits=DiskLimits(**given.pop("limits")), layers=layers, **given)
+    fields = json.loads(text)
+    layers = tuple((descriptor, compression) for descriptor, compression in fields.pop("layers"))
+    return Order(limits=DiskLimits(**fields.pop("limits")), layers=layers, **fields)
 
 
 def _done(order: Order) -> tuple[int, str]:
@@ -146,10 +146,10 @@ def main(arguments: Sequence[str]) -> int:
     """Do what `arguments` order."""
     order, program = _parsed(arguments[0]), arguments[1:]
     if program:
-        given = [order.target] if order.target >= 0 else []
-        written = order.limits.virtual_bytes if given else 0
+        descriptors = [order.target] if order.target >= 0 else []
+        written = order.limits.virtual_bytes if descriptors else 0
         bounds = _bounds(order.limits, _PROGRAM_THREADS, _PROGRAM_FILES, written)
-        sandbox.enter_for_program(bounds, order.parent, given)
+        sandbox.enter_for_program(bounds, order.parent, descriptors)
         os.execv(program[0], [*program])  # noqa: S606
     written = order.limits.virtual_bytes + MIB
     sandbox.enter_placed(_bounds(order.limits, _THREADS, 3, written), order.parent)

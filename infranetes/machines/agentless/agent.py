@@ -258,8 +258,8 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
     async def stats(self, within: float = CALL_SECONDS) -> vmserver.StatsResponse:
         usage = await self._hypervisor.usage()
         stats = hypervisors_stats(usage, self._parts.now())
-        if self.ways.found is not None:
-            way = self.ways.found
+        if self.ways.current is not None:
+            way = self.ways.current
             try:
                 stats = await way.usage()
             except InfranetesError as error:
@@ -338,8 +338,8 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
         if not self._hypervisor.drives:
             return  # it was told at its launch
         files = mounted_files(self.volumes, facts.mounts)
-        told = await self._parts.configure(facts, files)
-        await self._hypervisor.insert_cds(told.cds(await self._hypervisor.network()))
+        configuration = await self._parts.configure(facts, files)
+        await self._hypervisor.insert_cds(configuration.cds(await self._hypervisor.network()))
 
     def _placed_disks(self, mounts: Mapping[str, str]) -> Iterator[GuestDisk]:
         for path, source in mounts.items():

@@ -200,16 +200,16 @@ class ConsoleCalls:
 
     async def _typed(self, served: Served) -> None:
         """Type what comes. Who can't be obeyed is told, once for each reason."""
-        told = ""
+        last_error = ""
         while (message := await served.read()) is not None:
             data = message.stdin  # none, if it is a terminal's size, which a console does not have
             try:
                 for at in range(0, len(data), TYPED_BYTES):
                     await self._machine().console.write(data[at : at + TYPED_BYTES])
             except InfranetesError as error:
-                if str(error) != told:
-                    told = str(error)
-                    await served.write("stdout", f"\r\n[{told}]\r\n".encode())
+                if str(error) != last_error:
+                    last_error = str(error)
+                    await served.write("stdout", f"\r\n[{last_error}]\r\n".encode())
 
 
 async def _records(

@@ -51,16 +51,16 @@ class GuestVolume:
         The hidden directories in which kubelet keeps the versions of a volume are left out: links show them.
 
         :param below: "": all of it. A path that is a file is returned as ""."""
-        found: dict[str, GuestFile] = {}
+        by_path: dict[str, GuestFile] = {}
         top = self._resolved(below.strip("/").encode())
         if top is None:
-            return found
+            return by_path
         if self.entries[top].kind == FILE:
             return {"": self._file(top)}
-        self._walk(top, "", found, frozenset())
-        return found
+        self._walk(top, "", by_path, frozenset())
+        return by_path
 
-    def _walk(self, top: bytes, shown: str, found: dict[str, GuestFile], above: frozenset[bytes]) -> None:
+    def _walk(self, top: bytes, shown: str, by_path: dict[str, GuestFile], above: frozenset[bytes]) -> None:
         if top in above:
             return  # a link to a directory that it is in
         for path in sorted(self.entries):
@@ -72,9 +72,9 @@ class GuestVolume:
                 continue
             label = posixpath.join(shown, name.decode("utf-8", "surrogateescape"))
             if self.entries[target].kind == FILE:
-                found[label] = self._file(target)
+                by_path[label] = self._file(target)
             else:
-                self._walk(target, label, found, above | {top})
+                self._walk(target, label, by_path, above | {top})
 
     def _file(self, path: bytes) -> GuestFile:
         return GuestFile(self.contents.get(path, b""), self.entries[path].mode & 0o777)
@@ -182,10 +182,10 @@ def mounted_files(volumes: GuestVolumes, mounts: Mapping[str, str]) -> dict[str,
     """Return the files that mounts show, by their whole path in the guest.
 
     :param mounts: by path in the guest, a volume's id and what follows it after a "/"."""
-    found: dict[str, GuestFile] = {}
+    files: dict[str, GuestFile] = {}
     for path, source in mounts.items():
         id, _, below = source.partition("/")
         if id in volumes:
             for name, one in volumes.get(id).files(below).items():
-                found[posixpath.join(path, name) if name else path] = one
-    return found
+                files[posixpath.join(path, name) if name else path] = one
+    return files

@@ -31,8 +31,8 @@ class Measuring:
             if lines is not None:
                 lines.append(text)
         texts = {name: "\n".join(lines) for name, lines in files.items()}
-        found = usage(texts, time_nanos)
-        if not (found.cpu.total_nanos and found.memory.limit):
+        used = usage(texts, time_nanos)
+        if not (used.cpu.total_nanos and used.memory.limit):
             return None
-        self._rates.put("", found)
-        return vmserver.StatsResponse(machine=found, cards=cards(texts))
+        self._rates.put("", used)
+        return vmserver.StatsResponse(machine=used, cards=cards(texts))

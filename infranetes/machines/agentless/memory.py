@@ -67,11 +67,11 @@ class GuestMemory:
 
     async def keep_only(self, sandbox_ids: Iterable[str]) -> None:
         """Forget the guests of all other sandboxes."""
-        kept = {f"{id}.json" for id in sandbox_ids}
+        names = {f"{id}.json" for id in sandbox_ids}
 
         def remove() -> None:
             for path in self._directory.glob("*"):
-                if path.name not in kept:
+                if path.name not in names:
                     with contextlib.suppress(OSError):
                         path.unlink()
 

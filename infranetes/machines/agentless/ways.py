@@ -24,14 +24,14 @@ class Ways:
     """The ways into one guest.
 
     :param make: makes them, best first, when one is needed first.
-    :ivar found: the one that answered last; None: none has, or it was lost.
+    :ivar current: the one that answered last; None: none has, or it was lost.
     :ivar troubles: why the others did not answer, by their names.
     """
 
     def __init__(
         self, clock: IReactorTime, sandbox_id: str, make: Callable[[], Sequence[IGuestAccess]]
     ) -> None:
-        self.found: IGuestAccess | None = None
+        self.current: IGuestAccess | None = None
         self.troubles: dict[str, str] = {}
         self._clock = clock
         self._sandbox_id = sandbox_id
@@ -55,7 +55,7 @@ class Ways:
     @property
     def name(self) -> str:
         """The name of the way that answered last; none: none has."""
-        return self.found.name if self.found is not None else NONE
+        return self.current.name if self.current is not None else NONE
 
     async def open(self) -> IGuestAccess:
         """Return a way that answers: the one that did before, or the best of those that do now.
@@ -66,13 +66,13 @@ class Ways:
         :raise Unavailable: the ways are closed."""
         if self._closed:
             raise self._closed_error()
-        if self.found is None:
+        if self.current is None:
             await self._until_looked()
-        elif self.found is not self._ways[0] and self._clock.seconds() >= self._look_again_at:
+        elif self.current is not self._ways[0] and self._clock.seconds() >= self._look_again_at:
             self._look()
-        if self.found is None:
+        if self.current is None:
             raise FailedPrecondition(self._why_none())
-        return self.found
+        return self.current
 
     def _look(self) -> Flight[None]:
         """Ask all ways, unless they are being asked."""
@@ -96,15 +96,15 @@ class Ways:
         try:
             for way, answered in asked:
                 if await answered:
-                    if self.found is not way:
+                    if self.current is not way:
                         _log.info("sandbox {sandbox}: its guest is reached by {way}",
                                   sandbox=self._sandbox_id, way=way.name)  # fmt: skip
-                    self.found = way
+                    self.current = way
                     return
         finally:
             for _, answered in asked:
                 answered.cancel()
-        self.found = None
+        self.current = None
 
     async def _ask(self, way: IGuestAccess) -> bool:
         answer = start(way.answers(PROBE_SECONDS))
@@ -118,8 +118,8 @@ class Ways:
 
     def lost(self, way: IGuestAccess, error: InfranetesError) -> None:
         """Note that a call by `way` has failed: if the guest was not reached, the next call looks anew."""
-        if isinstance(error, Unavailable) and self.found is way:
-            self.found = None
+        if isinstance(error, Unavailable) and self.current is way:
+            self.current = None
             self.troubles[way.name] = str(error)
 
     def _why_none(self) -> str:
@@ -138,5 +138,5 @@ class Ways:
         self._closed = True
         if self._looking is not None:
             self._looking.cancel()
-        self.found = None
+        self.current = None
         await settled([start(way.close()) for way in self._made or ()])

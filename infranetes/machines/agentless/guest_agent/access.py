@@ -123,10 +123,10 @@ class GuestAgentAccess:
 
     async def usage(self) -> vmserver.StatsResponse:
         result = await self.run(measuring.COMMAND, 0, USAGE_SECONDS, measuring.MAX_OUTPUT)
-        found = self._measuring.response(result.stdout, nanoseconds(self._reactor))
-        if found is None:
+        stats = self._measuring.response(result.stdout, nanoseconds(self._reactor))
+        if stats is None:
             raise NotOffered(_UNMEASURED)
-        return found
+        return stats
 
     async def close(self) -> None:
         self._connection.close()
@@ -146,8 +146,8 @@ class GuestAgentAccess:
         """Ask what the guest is: debian, mswindows, …; "" if it can't tell. :raise Unavailable: no answer."""
         known = self._system
         if known is None or known[0] != self._connection.conversations:
-            found = await self._connection.ask(Request("guest-get-osinfo"), answers.system)
-            known = self._system = self._connection.conversations, found
+            name = await self._connection.ask(Request("guest-get-osinfo"), answers.system)
+            known = self._system = self._connection.conversations, name
         return known[1]
 
     async def _is_windows(self) -> bool:

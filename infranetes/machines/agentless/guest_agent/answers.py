@@ -125,8 +125,8 @@ def system(answer: Answer) -> str:
     """Return the operating system that guest-get-osinfo names, such as debian; "" if it can't tell."""
     if answer.refusal is not None:
         return ""
-    found = fields_of(answer.value).get("id")
-    return found[:100] if isinstance(found, str) else ""
+    name = fields_of(answer.value).get("id")
+    return name[:100] if isinstance(name, str) else ""
 
 
 def ended(answer: Answer, most: int) -> Ended | None:
@@ -160,17 +160,17 @@ def _exit_code(fields: dict[str, object]) -> int:
 
 def cards(answer: Answer) -> list[GuestCard]:
     """Return what guest-network-get-interfaces lists. What makes no sense in it is left out."""
-    found = []
+    listed_cards = []
     for item in items_of(checked(answer, "guest-network-get-interfaces").value)[:MAX_CARDS]:
         fields = fields_of(item)
         listed = items_of(fields.get("ip-addresses", []))[:MAX_ADDRESSES]
         addresses = tuple(each for each in map(_address, map(fields_of, listed)) if each is not None)
-        found.append(
+        listed_cards.append(
             GuestCard(
                 words(str(fields.get("name", ""))), words(str(fields.get("hardware-address", ""))), addresses
             )
         )
-    return found
+    return listed_cards
 
 
 def _address(fields: dict[str, object]) -> ipaddress.IPv4Interface | ipaddress.IPv6Interface | None:

@@ -169,10 +169,10 @@ class SshAccess:
     async def usage(self) -> vmserver.StatsResponse:
         await self._check_posix("measuring what is used")
         result = await self.run(measuring.COMMAND, 0, USAGE_SECONDS, measuring.MAX_OUTPUT)
-        found = self._measuring.response(result.stdout, nanoseconds(self._reactor))
-        if found is None:
+        stats = self._measuring.response(result.stdout, nanoseconds(self._reactor))
+        if stats is None:
             raise NotOffered(f"{self._who} is no Linux with grep, so only its hypervisor can measure it")
-        return found
+        return stats
 
     async def close(self) -> None:
         self._connections.close()

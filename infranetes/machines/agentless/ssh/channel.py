@@ -76,8 +76,8 @@ class CommandChannel(SSHChannel):
 
     def request_exit_signal(self, data: bytes) -> bool:
         name, _ = getNS(data)
-        found = signal.Signals.__members__.get(f"SIG{shown(name)}")
-        self._exited(_UNKNOWN_SIGNAL if found is None else 128 + found)
+        number = signal.Signals.__members__.get(f"SIG{shown(name)}")
+        self._exited(_UNKNOWN_SIGNAL if number is None else 128 + number)
         return True
 
     def requestReceived(self, requestType: bytes, data: bytes) -> bool:

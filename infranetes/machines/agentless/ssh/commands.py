@@ -109,15 +109,15 @@ class Commands:
 
 async def collected(channel: CommandChannel, max_output: int, stdin: bytes) -> tuple[bytes, bytes]:
     """Return a command's stdout and stderr, `max_output` bytes of each; the rest is read and dropped."""
-    kept = {"stdout": bytearray(), "stderr": bytearray()}
+    streams = {"stdout": bytearray(), "stderr": bytearray()}
     feeding = start(_feed_all(channel, stdin))
     try:
         async for stream, data in channel:
-            into = kept[stream]
+            into = streams[stream]
             into += data[: max(0, max_output - len(into))]
     finally:
         _stop(feeding)
-    return bytes(kept["stdout"]), bytes(kept["stderr"])
+    return bytes(streams["stdout"]), bytes(streams["stderr"])
 
 
 async def relayed(channel: CommandChannel, served: Served) -> int:

@@ -101,8 +101,8 @@ class Lease:
                 options.append((code, seconds.to_bytes(4, "big")))
         wanted = request.wanted
         options += [each for each in self._options if each[0] in _ALWAYS or not wanted or each[0] in wanted]
-        given = _NOBODY if request.kind is Kind.INFORM else self._interface.ip
-        return Reply(request, given, request.address, tuple(options))
+        assigned = _NOBODY if request.kind is Kind.INFORM else self._interface.ip
+        return Reply(request, assigned, request.address, tuple(options))
 
     def _frame(self, request: Request, reply: Reply, kind: Kind | None) -> bytes:
         """Return the frame that carries a reply to where the client can receive it (RFC 2131, 4.1)."""

@@ -122,8 +122,8 @@ class Lease6:
         return packets6.encode(Packet(_CARD, self._mac, self._router, packet.source, UDP, header + said))
 
     def _reply(self, asked: int, options: list[tuple[int, bytes]]) -> tuple[int, bytes] | None:
-        given = dict(options)
-        client, server = given.get(_CLIENT), given.get(_SERVER)
+        by_code = dict(options)
+        client, server = by_code.get(_CLIENT), by_code.get(_SERVER)
         if server not in (None, _SERVER_ID) or (asked in _NAMES_SERVER and server is None):
             return None
         if client is None and asked != _INFORMATION:
@@ -135,7 +135,7 @@ class Lease6:
             kind = _REPLY
             if asked == _SOLICIT:
                 body += _option(_PREFERENCE, b"\xff")  # so that clients wait for no other server
-                if _RAPID in given:
+                if _RAPID in by_code:
                     body += _option(_RAPID, b"")
                 else:
                     kind = _ADVERTISE
@@ -155,7 +155,7 @@ class Lease6:
 
     def _associations(self, asked_for: Iterable[bytes]) -> bytes:
         """Return the associations of addresses: the first has all, and what is not the VM's is taken back."""
-        found = b""
+        associations = b""
         own = [each.ip for each in self._addresses]
         for value in asked_for:
             if len(value) < 12:
@@ -167,16 +167,16 @@ class Lease6:
             for each in list(_addresses_in(value))[:_MOST_ASSOCIATIONS]:
                 if each not in own:
                     within += _option(_ADDRESS, each.packed + bytes(8))
-            found += _option(_ASSOCIATION, head + (within if own else within + _status(_NO_ADDRESS)))
+            associations += _option(_ASSOCIATION, head + (within if own else within + _status(_NO_ADDRESS)))
             own = []
-        return found
+        return associations
 
 
 def routes_on_link(network: Network) -> list[IPv6Network]:
     """Return the subnets of IPv6 that are on the link."""
     own = [IPv6Interface(each).network for each in network.more if ":" in each]
-    told = [IPv6Network(each.to) for each in network.routes if ":" in each.to and not each.via]
-    return sorted({each for each in (*own, *told) if each.prefixlen < 128 and not each.is_link_local})
+    routed = [IPv6Network(each.to) for each in network.routes if ":" in each.to and not each.via]
+    return sorted({each for each in (*own, *routed) if each.prefixlen < 128 and not each.is_link_local})
 
 
 def _sixth(servers: Iterable[str]) -> Iterator[bytes]:

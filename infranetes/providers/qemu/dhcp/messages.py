@@ -113,16 +113,16 @@ def decode(message: bytes) -> Request:
 def _options(area: bytes, name: bytes, file: bytes) -> dict[int, bytes]:
     if area[:4] != _COOKIE:
         return {}  # BOOTP's vendor area, of whichever vendor
-    found: dict[int, bytes] = {}
-    _add_options(found, area[4:])
-    overload = found.get(Option.OVERLOAD, b"")
+    options: dict[int, bytes] = {}
+    _add_options(options, area[4:])
+    overload = options.get(Option.OVERLOAD, b"")
     for bit, more in ((1, file), (2, name)):
         if len(overload) == 1 and overload[0] & bit:
-            _add_options(found, more)
-    return found
+            _add_options(options, more)
+    return options
 
 
-def _add_options(found: dict[int, bytes], area: bytes) -> None:
+def _add_options(options: dict[int, bytes], area: bytes) -> None:
     position = 0
     while position < len(area) and (code := area[position]) != Option.END:
         position += 1
@@ -133,7 +133,7 @@ def _add_options(found: dict[int, bytes], area: bytes) -> None:
         begin, position = position + 1, position + 1 + area[position]
         if position > len(area):
             raise Malformed("an option is cut off")
-        found[code] = found.get(code, b"") + area[begin:position]  # parts of one (RFC 3396)
+        options[code] = options.get(code, b"") + area[begin:position]  # parts of one (RFC 3396)
 
 
 def _address(options: Mapping[int, bytes], code: Option) -> IPv4Address | None:
@@ -153,7 +153,7 @@ class Reply:
     """
 
     request: Request
-    given: IPv4Address  # 0.0.0.0: none
+    assigned: IPv4Address  # 0.0.0.0: none
     address: IPv4Address = _NOBODY  # that the client has, as it says itself
     options: tuple[tuple[int, bytes], ...] = ()
 
@@ -170,7 +170,7 @@ def encode(reply: Reply, most: int) -> bytes:
         0,
         _BROADCAST if request.broadcast else 0,
         reply.address.packed,
-        reply.given.packed,
+        reply.assigned.packed,
         _NOBODY.packed,
         request.relay.packed,
         request.mac,
@@ -201,7 +201,7 @@ def search_list(domains: Iterable[str], most: int) -> bytes:
     """Return the value of option 119 (RFC 3397), of as many of the domains as fit into `most` bytes.
 
     Names that are none are left out."""
-    found = b""
+    encoded = b""
     ends: dict[tuple[str, ...], int] = {}  # where the ends of names are that are there already
     for domain in domains:
         if not labels(domain):
@@ -209,14 +209,14 @@ def search_list(domains: Iterable[str], most: int) -> bytes:
         parts = tuple(domain.rstrip(".").split("."))
         more, own = b"", {}
         for index, label in enumerate(parts):
-            if (there := ends.get(parts[index:])) is not None:
-                more += (0xC000 | there).to_bytes(2, "big")
+            if (offset := ends.get(parts[index:])) is not None:
+                more += (0xC000 | offset).to_bytes(2, "big")
                 break
-            own[parts[index:]] = len(found) + len(more)
+            own[parts[index:]] = len(encoded) + len(more)
             more += bytes([len(label)]) + label.encode()
         else:
             more += b"\0"
-        if len(found) + len(more) <= most:
-            found += more
+        if len(encoded) + len(more) <= most:
+            encoded += more
             ends.update(own)
-    return found
+    return encoded

@@ -46,11 +46,11 @@ def decode(frame: bytes) -> Datagram:
     if checksum(packet[:header]):
         raise Malformed("the checksum of IPv4")
     datagram = packet[header:total]
-    source_port, destination_port, length, told = struct.unpack_from("!HHHH", datagram)
+    source_port, destination_port, length, claimed = struct.unpack_from("!HHHH", datagram)
     if not _UDP_HEADER <= length <= len(datagram):
         raise Malformed("the length of UDP")
     datagram, addresses = datagram[:length], bytes(packet[12:20])
-    if told and checksum(_pseudo_header(addresses, length) + datagram):
+    if claimed and checksum(_pseudo_header(addresses, length) + datagram):
         raise Malformed("the checksum of UDP")
     return Datagram(
         frame[6:12],

@@ -339,7 +339,7 @@ class CommandTests(AgentCase):
     def test_a_command_that_fails_by_itself_does_not_lose_the_way(self) -> None:
         self.way.run_error = NotFound("there is no such program")
         self.refused(NotFound, self.agent.exec_sync(ID, ["a"], 0, 10.0, 100))
-        self.assertIs(self.agent.ways.found, self.way)
+        self.assertIs(self.agent.ways.current, self.way)
 
     def test_a_session_that_no_way_serves_fails_where_it_is_read_too(self) -> None:
         self.way.answer = Unavailable("no")
