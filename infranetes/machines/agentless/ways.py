@@ -104,6 +104,7 @@ class Ways:
         finally:
             for _, answered in asked:
                 answered.cancel()
+                answered.addErrback(lambda failure: failure.trap(CancelledError))
         self.current = None
 
     async def _ask(self, way: IGuestAccess) -> bool:

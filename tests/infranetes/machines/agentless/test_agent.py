@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -531,6 +532,14 @@ class SlowWayTests(AgentCase):
         self.assertNoResult(second)
         answer.callback(None)
         self.assertIs(self.successResultOf(second), self.way)
+
+    def test_a_way_that_is_no_longer_waited_for_leaves_no_error(self) -> None:
+        self.other.answer = Deferred()
+        self.assertIs(self.do(self.ways.open()), self.way)
+        self.assertTrue(self.other.answer.called)
+        self.other.answer = None
+        gc.collect()
+        self.assertEqual(self.flushLoggedErrors(), [])
 
     def test_one_that_failed_is_followed_by_another(self) -> None:
         self.way.answer = self.other.answer = Unavailable("not yet")
