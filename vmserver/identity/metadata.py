@@ -26,16 +26,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
-from twisted.internet.interfaces import ITCPTransport
+from twisted.internet.interfaces import IDelayedCall, ITCPTransport
 from twisted.internet.protocol import Protocol, connectionDone
-from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.client import Agent, ResponseDone
 from twisted.web.http_headers import Headers
 
 from infranetes_common.commands import Command, check
-from infranetes_common.concurrency import cancellable, start
+from infranetes_common.concurrency import backoff, cancellable, start
 from infranetes_common.errors import (
     FailedPrecondition,
     InfranetesError,
@@ -55,6 +54,7 @@ ACCESS_ANNOTATION = "infranetes.io/metadata-access"
 DMI = Path("/sys/class/dmi/id")
 
 _ENDPOINT = "http://169.254.169.254"
+FIRST_PAUSE = 0.05  # seconds between the first two attempts
 _SECONDS = 5.0
 _TOKEN_SECONDS = b"60"
 _MAX_TOKEN = 4096
@@ -258,25 +258,33 @@ class CloudIdentity:
         self._waiting = waiting
         self._run = run or runner(reactor)
         self._warned = ""
-        self._loop = LoopingCall(self._poll)
-        self._loop.clock = reactor
+        self._reactor = reactor
+        self._pauses = backoff(FIRST_PAUSE, POLL_SECONDS, factor=1.5)
+        self._running = False
+        self._timer: IDelayedCall | None = None
 
     def start(self) -> None:
-        """Poll now, and about once a second."""
-        self._loop.start(POLL_SECONDS)
+        """Poll now and again soon, as the network of a machine that boots comes up; later once a second."""
+        self._running = True
+        self._poll()
 
     def stop(self) -> None:
         """Stop polling. Idempotent."""
-        if self._loop.running:
-            self._loop.stop()
+        self._running = False
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
 
-    def _poll(self) -> Deferred[None]:
-        return start(self._deliver())
+    def _poll(self) -> None:
+        if self._waiting():
+            start(self._deliver()).addErrback(
+                lambda failure: _log.failure("reading the identity failed unexpectedly", failure=failure)
+            ).addCallback(self._poll_later)
+
+    def _poll_later(self, _: None) -> None:
+        if self._running and self._waiting():
+            self._timer = self._reactor.callLater(next(self._pauses), self._poll)
 
     async def _deliver(self) -> None:
-        if not self._waiting():
-            self.stop()
-            return
         try:
             source = detect() if self._source == DETECT else self._source
             document = await self._document(source)

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import attrs
 from twisted.internet import reactor as _reactor
 from twisted.internet.task import deferLater
 from twisted.internet.tcp import Server
+from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.resource import Resource
@@ -120,6 +122,25 @@ class CloudIdentityTests(TestCase):
         if len(self.commands) == 1:
             raise Unavailable("vmtoolsd is not up yet")
         return base64.b64encode(b'{"the": "identity"}\n') + b"\n"
+
+    async def test_it_is_looked_for_often_while_the_machine_boots_then_once_a_second(self) -> None:
+        clock: Any = MemoryReactorClock()
+        tried: list[float] = []
+
+        async def run(command: list[str], stdin: bytes) -> bytes:
+            tried.append(clock.seconds())
+            raise Unavailable("vmtoolsd is not up yet")
+
+        identity = CloudIdentity(clock, "vsphere", "", self.offer, lambda: True, run)
+        identity.start()
+        clock.pump([0.01] * 2000)
+        identity.stop()
+        self.assertGreater(len([each for each in tried if each < 1.0]), 4)
+        waits = [later - at for at, later in pairwise(tried)]
+        self.assertLess(max(waits), 1.1)
+        self.assertGreater(min(waits[10:]), 0.9)
+        clock.pump([0.01] * 200)
+        self.assertLess(max(tried), 20.1)
 
     async def test_user_data_by_a_session_as_ec2_has_it(self) -> None:
         await self.served(Imds({"127.0.0.1": b'{"the": "identity"}'}), "aws")
