@@ -17,7 +17,6 @@ from pathlib import Path
 
 import attrs
 
-from infranetes_common.concurrency import sync_directory
 from infranetes_common.errors import (
     DataLoss,
     FailedPrecondition,
@@ -207,7 +206,10 @@ class Arrival:
             self._size += len(piece)
 
     def finish(self) -> None:
-        """Check that the layer is complete, and make it outlive a loss of power.
+        """Check that the layer is complete, and make its file a whole one.
+
+        The container that waits for it does not wait for the disk: what a loss of power takes is found by
+        `verify`, and the node sends it again.
 
         :raise InvalidArgument: bytes are missing; the others stay.
         :raise DataLoss: the layer is not the announced one, and was deleted.
@@ -225,10 +227,7 @@ class Arrival:
                 f"{layer.digest}, and was deleted: send it again from its beginning"
             )
         try:
-            os.fsync(self._descriptor)
             self._path.rename(self._path.with_suffix(""))
-            sync_directory(self._path.parent)
-            sync_directory(self._path.parent.parent)
         except OSError as error:
             raise _as_error(layer, self._path, error) from None
 

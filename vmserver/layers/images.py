@@ -112,7 +112,8 @@ class LayerImages:
             raise ResourceExhausted(f"the VM has {MAX_IMAGES} images: remove some")
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(self._path(image.id), image.configuration)
+            # Not durable, as the layers' files and the containers' records are not: the node adds it again.
+            replace_file(self._path(image.id), image.configuration, durable=False)
         except OSError as error:
             kind = ResourceExhausted if error.errno in (errno.ENOSPC, errno.EDQUOT) else FailedPrecondition
             raise kind(f"image {image.id} can't be kept on the VM's disk: {error}") from None

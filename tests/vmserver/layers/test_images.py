@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,14 @@ class ImageTests(LayersTestCase):
             await self.images.remove(image_id)
         self.assertEqual(await self.images.ids(), [])
         await self.failure(FailedPrecondition, self.images.get(image_id))
+
+    async def test_a_container_does_not_wait_until_its_image_is_on_the_disk(self) -> None:
+        """What a loss of power takes is found, and brought again."""
+        synced: list[int] = []
+        self.patch(os, "fsync", synced.append)
+        await self.put(LOW)
+        await self.images.add(*image(LOW.diff_id))
+        self.assertEqual(synced, [])
 
     async def test_an_image_without_its_layers_is_refused(self) -> None:
         await self.put(LOW)
