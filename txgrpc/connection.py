@@ -235,8 +235,10 @@ class Connection(Protocol):
 
     def send_headers(self, stream_id: int, headers: Headers, end: bool) -> None:
         if not self.closed:
-            with contextlib.suppress(StreamClosedError):
-                self.h2.send_headers(stream_id, headers, end_stream=end)
+            try:
+                self.h2.send_headers(stream_id, headers, end)
+            except StreamClosedError:
+                return
             self.flush()
 
     def send_reset(self, stream_id: int, error_code: ErrorCodes) -> None:

@@ -33,7 +33,7 @@ class Inbox:
 
     def __init__(self, limit: int, window: int, budget: Budget) -> None:
         self._reader = MessageReader(limit)
-        self._messages: deque[bytes] = deque()
+        self._messages: deque[bytes] | None = None  # only while there are any: calls that wait are many
         self._window = window
         self._credit_at = window // 2  # half a window, for fewer and larger WINDOW_UPDATEs
         self._budget = budget
@@ -44,7 +44,7 @@ class Inbox:
         self.awaited = False
 
     def __len__(self) -> int:
-        return len(self._messages)
+        return len(self._messages) if self._messages is not None else 0
 
     @property
     def partial(self) -> bool:
@@ -58,14 +58,19 @@ class Inbox:
         """
         self._arrived += flow_length
         for message in self._reader.feed(data):
+            if self._messages is None:
+                self._messages = deque()
             self._messages.append(message)
             self._queued += len(message) + PREFIX_SIZE
 
     def take(self) -> bytes | None:
         """Return the next message, None if no complete one is here."""
-        if not self._messages:
+        messages = self._messages
+        if messages is None:
             return None
-        message = self._messages.popleft()
+        message = messages.popleft()
+        if not messages:
+            self._messages = None
         self._queued -= len(message) + PREFIX_SIZE
         self._release()
         return message
@@ -95,7 +100,7 @@ class Inbox:
 
     def discard(self) -> None:
         """Drop all messages: nobody will take them."""
-        self._messages.clear()
+        self._messages = None
         self._queued = 0
         self.stop()
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from h2.exceptions import StreamClosedError
@@ -53,6 +54,8 @@ class Sender:
                 self._connection.flush()
             return None
         chunk = Chunk(memoryview(data), end)
+        if stream.outbox is None:
+            stream.outbox = deque()
         stream.outbox.append(chunk)
         self._blocked[stream.id] = stream
         self.pump()
@@ -122,6 +125,7 @@ class Sender:
             return True
         stream.outbox.popleft()
         if not stream.outbox:
+            stream.outbox = None
             self.forget(stream)
         self._connection.sent(stream, end)
         chunk.sent.callback(None)

@@ -48,7 +48,7 @@ class Stream:
         limits = connection.limits
         most = limits.max_receive_message if max_message is None else max_message
         self.inbox = Inbox(most, limits.stream_window, connection.assembling)
-        self.outbox: deque[Chunk] = deque()
+        self.outbox: deque[Chunk] | None = None  # only while something waits: calls that wait are many
         self.sending = State.IDLE
         self.receiving = State.IDLE
         #: Why nothing more will be received or sent. Messages received before it can still be taken.
@@ -171,8 +171,8 @@ class Stream:
 
     def drop_unsent(self) -> None:
         """Drop the queued data, and cancel the Deferreds that wait for it."""
-        outbox, self.outbox = self.outbox, deque()
-        for chunk in outbox:
+        outbox, self.outbox = self.outbox, None
+        for chunk in outbox or ():
             chunk.sent.addErrback(_ignore)
             chunk.sent.cancel()
 

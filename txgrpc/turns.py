@@ -26,7 +26,7 @@ class Turns:
         self._seconds = seconds
         self._next_turn: IDelayedCall | None = None  # begins the next turn; None: this one had no work
         self._over = 0.0  # the time when this turn ends
-        self._queue: deque[Deferred[None]] = deque()
+        self._queue: deque[Deferred[None]] | None = None  # once something waits
 
     def rest(self) -> Deferred[None] | None:
         """Call this before each piece of work: the Deferred fires when it may begin; None: at once."""
@@ -35,9 +35,15 @@ class Turns:
             self._begin(now)
         if now <= self._over:
             return None
-        resting: Deferred[None] = Deferred(self._queue.remove)
+        resting: Deferred[None] = Deferred(self._withdraw)
+        if self._queue is None:
+            self._queue = deque()
         self._queue.append(resting)
         return resting
+
+    def _withdraw(self, resting: Deferred[None]) -> None:
+        assert self._queue is not None
+        self._queue.remove(resting)
 
     def _begin(self, now: float) -> None:
         self._over = now + self._seconds

@@ -6,15 +6,13 @@ from __future__ import annotations
 import struct
 from collections import deque
 
-from hpack import Decoder
-from hyperframe.frame import DataFrame
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from twisted.trial import unittest
 
 from txgrpc import Code, Limits
 from txgrpc.framing import PREFIX_SIZE, FramingError, MessageReader, frame
-from txgrpc.http2 import FrameGuard, OversizedFrame, RepeatingEncoder, make_connection
+from txgrpc.http2 import FrameGuard, OversizedFrame
 from txgrpc.inbox import Inbox
 from txgrpc.limits import Allowance, Budget
 from txgrpc.metadata import (
@@ -93,66 +91,6 @@ class FrameGuardTests(unittest.SynchronousTestCase):
             ends.append(guard.check(data, ends[-1]))
         self.assertEqual(ends, [0, 80, 160, 200, 205])
         self.assertEqual(guard.check(small[5:] + small * 9), 5 + 7 * 10)
-
-
-class DataFrameTests(unittest.SynchronousTestCase):
-    """h2 logs each frame as text, which nobody reads."""
-
-    def test_received_data_is_not_written_out(self) -> None:
-        connection = make_connection(False, Limits())
-        frame = DataFrame(1, b"x" * 10_000)
-        connection.incoming_buffer.add_data(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame.serialize())
-        connection.incoming_buffer.max_frame_size = 16_384
-        [received] = connection.incoming_buffer
-        assert isinstance(received, DataFrame)
-        self.assertEqual((received.data, repr(received)), (frame.data, "DATA"))
-
-
-ANY_FIELDS = st.lists(
-    st.tuples(st.sampled_from([b"a", b"grpc-status", b":status"]), st.binary(max_size=40)), max_size=5
-)
-SAME_FIELDS = st.sampled_from(
-    [[(b":status", b"200"), (b"content-type", b"application/grpc")], [(b"grpc-status", b"0")]]
-)
-
-
-STATUS = [(b"grpc-status", b"0")]
-
-
-class RepeatingEncoderTests(unittest.SynchronousTestCase):
-    """HPACK with a memory."""
-
-    @settings(deadline=None)
-    @example([STATUS, STATUS, STATUS, 0, STATUS])
-    @given(st.lists(st.one_of(ANY_FIELDS, SAME_FIELDS, st.sampled_from([0, 50, 100, 4096])), max_size=40))
-    def test_decodes_to_what_was_said(self, moves: list[list[tuple[bytes, bytes]] | int]) -> None:
-        """Whatever lists are sent, with the table resized in between, the other side reads just them."""
-        encoder, decoder = RepeatingEncoder(), Decoder()
-        for move in moves:
-            if isinstance(move, int):
-                encoder.header_table_size = move
-                decoder.max_allowed_table_size = 4096
-            else:
-                self.assertEqual([tuple(f) for f in decoder.decode(encoder.encode(move), raw=True)], move)
-
-    def test_the_same_table_size_set_twice_is_announced(self) -> None:
-        """A peer may send the same SETTINGS again before the next headers."""
-        encoder, decoder = RepeatingEncoder(), Decoder()
-        encoder.header_table_size = 0
-        decoder.decode(encoder.encode([]))
-        encoder.header_table_size = 50
-        encoder.header_table_size = 50
-        twice = [(b"a", b""), (b"a", b"")]
-        self.assertEqual([tuple(f) for f in decoder.decode(encoder.encode(twice), raw=True)], twice)
-
-    def test_remembers(self) -> None:
-        """A list that was sent twice is not encoded again, until the table changes."""
-        encoder = RepeatingEncoder()
-        for _ in range(3):
-            encoder.encode([(b"x", b"y")])
-        self.assertEqual(len(encoder._blocks), 1)
-        encoder.encode([(b"x", b"z")])
-        self.assertEqual(encoder._blocks, {})
 
 
 class MetadataTests(unittest.SynchronousTestCase):
