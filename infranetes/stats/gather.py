@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.store.states import SandboxState
 from infranetes.pods.vm.listing import Listing
-from infranetes_common.concurrency import Flight, settled, sleep, start, within
+from infranetes_common.concurrency import sleep, start, within
 from infranetes_common.errors import DeadlineExceeded, InfranetesError
 from infranetes_common.wire import vmserver
 
@@ -44,6 +45,23 @@ class Figures:
         return {one.id: one for one in self.stats.containers}
 
 
+class _Round:
+    """What one list waits for: one Deferred for all of its agents.
+
+    :ivar left: the sandboxes whose agents have not answered. :ivar over: fires when there are none."""
+
+    def __init__(self, left: set[str]) -> None:
+        self.left = left
+        self.over: Deferred[None] = Deferred()
+
+    def ended(self, id: str) -> None:
+        """Note that a sandbox's agent has answered, or failed to."""
+        if id in self.left:
+            self.left.remove(id)
+            if not self.left:
+                self.over.callback(None)
+
+
 class Gatherer:
     """Asks the agents for figures, and keeps the last ones of each VM."""
 
@@ -51,28 +69,27 @@ class Gatherer:
         self._clock = clock
         self._listing = listing
         self._last: dict[str, Figures] = {}  # by sandbox id
-        self._asking: dict[str, Flight[None]] = {}
+        self._asking: set[str] = set()
         self._slow: set[str] = set()
+        self._rounds: list[_Round] = []
 
     async def now(self, sandboxes: Iterable[Sandbox]) -> dict[str, Figures]:
         """Return present figures by sandbox id, of those whose agents can be reached and answer in time."""
         wanted = [one for one in sandboxes if one.state is SandboxState.READY]
         await self._listing.refresh(wanted)
         since = self._clock.seconds() - FRESH_SECONDS
-        waited: dict[str, Flight[None]] = {}
+        waited: list[str] = []
         begun = 0
         for sandbox in wanted:
             id = sandbox.id
             if self._since(id, since) is not None or not _reachable(sandbox):
                 continue
             if id not in self._asking:
-                self._asking[id] = Flight(self._ask(sandbox))
+                self._asking.add(id)
+                start(self._ask(sandbox))
                 begun += 1
-            flight = self._asking[id]
-            if flight.done:
-                del self._asking[id]
-            elif id not in self._slow:
-                waited[id] = flight
+            if id not in self._slow:
+                waited.append(id)
             if begun and begun % BATCH == 0:
                 await sleep(self._clock, 0)
         await self._wait(waited)
@@ -88,14 +105,18 @@ class Gatherer:
         figures = self._last.get(id)
         return figures if figures is not None and figures.at >= since else None
 
-    async def _wait(self, flights: dict[str, Flight[None]]) -> None:
-        if not flights:
+    async def _wait(self, asked: Iterable[str]) -> None:
+        left = self._asking.intersection(asked)
+        if not left:
             return
-        joined = start(settled([flight.join() for flight in flights.values()]))
+        waiting = _Round(left)
+        self._rounds.append(waiting)
         try:
-            await within(self._clock, WAIT_SECONDS, joined, "the agents' figures")
+            await within(self._clock, WAIT_SECONDS, waiting.over, "the agents' figures")
         except DeadlineExceeded:
-            self._slow.update(id for id, flight in flights.items() if not flight.done)
+            self._slow.update(waiting.left)
+        finally:
+            self._rounds.remove(waiting)
 
     async def _ask(self, sandbox: Sandbox) -> None:
         try:
@@ -106,8 +127,10 @@ class Gatherer:
         except InfranetesError as error:
             _log.debug("no figures of sandbox {sandbox}: {error}", sandbox=sandbox.id, error=error)
         finally:
-            self._asking.pop(sandbox.id, None)
+            self._asking.discard(sandbox.id)
             self._slow.discard(sandbox.id)
+            for waiting in tuple(self._rounds):
+                waiting.ended(sandbox.id)
 
     def _forget(self) -> None:
         oldest = self._clock.seconds() - KEPT_SECONDS

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 from twisted.internet.defer import Deferred, succeed
 
@@ -54,6 +55,26 @@ class GatherTests(PodsTestCase):
         pods = self.pods(40)
         self.assertEqual(self.now(), set(pods))
         self.assertEqual(sorted(self.asked), sorted(pods))
+
+    def test_a_list_waits_for_all_agents_with_one_timer(self) -> None:
+        """Whatever it holds for each agent is paid a thousand times on a node with many pods."""
+        waiting: list[Deferred[Any]] = [Deferred() for _ in range(40)]
+        answers = iter(waiting)
+        self.pods(40, lambda: next(answers))
+        made = 0
+        before = Deferred.__init__
+
+        def counted(one: Deferred[Any], *arguments: Any) -> None:
+            nonlocal made
+            made += 1
+            before(one, *arguments)
+
+        with patch.object(Deferred, "__init__", counted):
+            asking = self.ask()
+            for each in waiting:
+                each.callback(vmserver.StatsResponse())
+        self.assertEqual(len(self.successResultOf(asking)), 40)
+        self.assertLess(made, 40 + 10)  # one for each call itself
 
     def test_of_nothing_there_is_nothing(self) -> None:
         self.assertEqual(self.now(), set())
@@ -142,7 +163,9 @@ class GatherTests(PodsTestCase):
         waiting.callback(vmserver.StatsResponse())
         self.assertEqual(self.successResultOf(asking), {})
         self.now()
-        self.assertEqual((self.gatherer._last, self.gatherer._asking, self.gatherer._slow), ({}, {}, set()))
+        self.assertEqual(
+            (self.gatherer._last, self.gatherer._asking, self.gatherer._slow), ({}, set(), set())
+        )
 
     def test_one_who_asks_no_longer_leaves_the_call_to_the_others(self) -> None:
         waiting: Deferred[Any] = Deferred()

@@ -122,6 +122,14 @@ class StatsTests(SynchronousTestCase):
         self.assertEqual([card.name for card in linux.network.interfaces], ["ens3", "ens4"])
         self.assertFalse(stats.HasField("windows"))
 
+    def test_figures_name_who_it_is_now(self) -> None:
+        """Labels are copied once, until an update of the container changes them."""
+        of = container(sandbox())
+        self.assertEqual(dict(container_stats(of, used()).attributes.labels), {"l": "m"})
+        config = box("main", labels={"l": "new"})
+        of.reconfigure(config)
+        self.assertEqual(dict(container_stats(of, used()).attributes.labels), {"l": "new"})
+
     def test_without_cards_there_is_no_network(self) -> None:
         found = answer()
         found.ClearField("cards")
