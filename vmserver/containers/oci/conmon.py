@@ -153,6 +153,10 @@ class Conmon:
                 raise CannotRun(message, exit_code_of(message))
             process = self._process(container, pid)
             if process is None:
+                # The one that was started writes down the pid of the one that it forked, which may be faster.
+                await within(self._reactor, self._seconds, launch.exited.wait(), "creating the container")
+                process = self._process(container, pid)
+            if process is None:
                 raise Unavailable("conmon ended while it created the container")
         except BaseException as error:
             launch.kill()

@@ -17,7 +17,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes_common.commands import ENVIRONMENT
-from infranetes_common.concurrency import run_in_thread, start
+from infranetes_common.concurrency import Event, run_in_thread, start
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
 from vmserver.containers.oci import cgroup
@@ -37,12 +37,14 @@ class ConmonLaunch(ProcessProtocol):
 
     :ivar result: the pid of the container's first process, or -1 and why there is none.
     :ivar going: fires once conmon was told to begin, or will not be.
+    :ivar exited: the started process is gone, which has forked the one that stays.
     """
 
     transport: Child
 
     def __init__(self, reactor: IReactor, command: list[str], bundle: Path, group: str) -> None:
         self.going: Deferred[None] = succeed(None)
+        self.exited: Event[None] = Event()
         self._reactor = reactor
         self._group = group
         self._said = bytearray()
@@ -81,6 +83,9 @@ class ConmonLaunch(ProcessProtocol):
                 self._tell()
         else:
             self._errors += data[: max(0, _MAX_MESSAGE_BYTES - len(self._errors))]
+
+    def processExited(self, reason: Failure) -> None:
+        self.exited.succeed(None)
 
     def processEnded(self, reason: Failure) -> None:
         self._tell()  # conmon's report can't come any more

@@ -308,6 +308,32 @@ class ConmonTests(CrunCase):
             self.assertIn(words, str(caught.exception))
             self.assertLess(len(str(caught.exception)), 65536 + 100)
 
+    async def test_one_that_creates_the_container_before_its_pid_is_written_down(self) -> None:
+        """The process that was started does that, after it has forked the one that stays."""
+        looked = self.directory / "looked"
+        late = self.directory / "late"
+        late.touch(0o755)
+        late.write_text(
+            "#!/bin/sh\n"
+            "for each; do shift; case $each in\n"
+            '--conmon-pidfile=*) file=${each#*=}; set -- "$@" "$each.early";;\n'
+            '*) set -- "$@" "$each";; esac; done\n'
+            'conmon "$@"\n'
+            f"while [ ! -e {looked} ]; do sleep 0.01; done\n"
+            'mv "$file.early" "$file"\n'
+        )
+        find = Conmon._process
+
+        def process(conmon: Conmon, container: conmons.Monitored, pid: int) -> Process | None:
+            found = find(conmon, container, pid)
+            looked.touch()
+            return found
+
+        self.patch(Conmon, "_process", process)
+        self.conmon = Conmon(reactor, self.crun, str(late), group=CONMONS)
+        made = await self.started("sh", "-c", "exit 5")
+        self.assertEqual((await self.end(made)).code, 5)
+
     async def test_what_conmon_says_may_have_any_character(self) -> None:
         container = self.monitored("true")
         failing = self.directory / "failing"
