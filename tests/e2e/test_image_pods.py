@@ -16,12 +16,17 @@ from typing import Any
 
 from twisted.internet.threads import deferToThread
 
+from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from tests.e2e.image_case import ImagePodCase
 from tests.guests import catalogue
 from tests.harness.needs import needs_guests
+from tests.infranetes.kubernetes.api_server import SimulatedApiServer
+from tests.infranetes.services import objects as written
+from tests.infranetes.services.test_cluster import NODES, SERVICES, SLICES
 from txgrpc import Code
 
+reactor = installed()
 STARTED = "tiny: started"
 
 
@@ -159,6 +164,20 @@ class TinyGuestTests(ImagePodCase):
         for _ in range(2):
             self.assertEqual(await deferToThread(screen_size, at["port"]), (shown["width"], shown["height"]))
         relay.send_signal(signal.SIGTERM)
+
+    async def test_the_node_translates_services_for_it_and_says_so(self) -> None:
+        server = SimulatedApiServer(reactor)
+        server.start()
+        self.addCleanup(server.stop)
+        server.put(NODES, {"metadata": {"name": "node", "labels": {}}})
+        server.put(SERVICES, written.service("web", ("10.96.0.10",)))
+        server.put(SLICES, written.endpoint_slice(written.endpoint("10.1.0.1"), service="web"))
+        self.config["kubernetes"] = {"kubeconfig": str(server.kubeconfig(self.root / "kubeconfig"))}
+        await self.begun()
+        traced = await self.asked("services", "default/web", "--trace", "10.96.0.10:80")
+        vm = traced["vm"]
+        self.assertEqual((vm["by_node"], vm["current"], vm["counts"]["rules"]), (True, True, 1))
+        self.assertEqual((traced["in_vm"]["endpoints"], traced["same"]), (["10.1.0.1:8080"], True))
 
     def ctl(self, *words: str) -> list[str]:
         """Return a command of infranetes-ctl that answers with JSON."""
