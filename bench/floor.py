@@ -181,9 +181,9 @@ class _Port(Protocol):
 
     def line(self) -> Deferred[str]:
         """Return the next line that the program says."""
-        self._waiting = Deferred()
+        self._waiting = waiting = Deferred()
         self._tell()
-        return self._waiting
+        return waiting
 
     def dataReceived(self, data: bytes) -> None:
         self._received += data
