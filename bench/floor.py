@@ -181,7 +181,8 @@ class _Port(Protocol):
 
     def line(self) -> Deferred[str]:
         """Return the next line that the program says."""
-        self._waiting = waiting = Deferred()
+        waiting: Deferred[str] = Deferred()
+        self._waiting = waiting
         self._tell()
         return waiting
 
