@@ -16,7 +16,7 @@ import string
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Literal, TextIO, get_args
+from typing import Literal, TextIO, cast, get_args
 
 from twisted.application.service import IServiceCollection, MultiService
 from twisted.logger import (
@@ -32,6 +32,7 @@ from twisted.logger import (
 )
 from twisted.python.components import Componentized
 from twisted.python.log import ILogObserver as ILegacyLogObserver
+from twisted.python.logfile import LogFile
 from zope.interface import implementer
 
 from infranetes_common.errors import ConfigError
@@ -56,6 +57,8 @@ FIELDS = (
 # Characters of a message, a field or a traceback: a peer may have sent part of it, and hiding secrets takes
 # time.
 MAX_TEXT = 16 * 1024
+
+LOG_FILE_BYTES = 1024 * 1024
 
 # Source: systemd.exec(5), SyslogLevelPrefix=, and sd-daemon(3)
 _PRIORITIES = {"debug": 7, "info": 6, "warn": 4, "error": 3, "critical": 2}
@@ -89,7 +92,7 @@ def is_journal(stream: TextIO) -> bool:
     """Return whether `stream` is connected to systemd's journal."""
     try:
         status = os.fstat(stream.fileno())
-    except (OSError, ValueError):  # without a descriptor, or closed
+    except (AttributeError, OSError, ValueError):  # without a descriptor, or closed
         return False
     return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
@@ -102,6 +105,19 @@ def with_priority(formatted: Callable[[LogEvent], str | None]) -> Callable[[LogE
         return "".join(prefix + line for line in (formatted(event) or "").splitlines(keepends=True))
 
     return format
+
+
+def file_output(path: str) -> TextIO:
+    """Return a stream to a log file of LOG_FILE_BYTES at most; the file before it is kept as `PATH.1`.
+
+    :raise ConfigError: it can't be written.
+    """
+    name, directory = os.path.basename(path), os.path.dirname(path)
+    try:
+        opened = LogFile(name, directory, LOG_FILE_BYTES, defaultMode=0o600, maxRotatedFiles=1)
+    except OSError as error:
+        raise ConfigError(f"log file {path}: {error.strerror}") from None
+    return cast("TextIO", opened)  # it has write and flush, which is all that an observer uses
 
 
 def start(format: str = "text", level: str = "info", stream: TextIO | None = None) -> None:

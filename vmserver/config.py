@@ -65,6 +65,11 @@ class Config:
     run_dir: Path = Path("/run/vmserver")  # emptied by a reboot; holds the identity and the sandbox's files
     volumes_dir: Path = Path("/var/lib/vmserver/volumes")  # volumes that may be on a disk
     etc_dir: Path = Path("/etc")  # where hosts, resolv.conf, hostname and machine-id are written
+    # Whether to take processors and room on the root disk into use that the hypervisor adds; for machines in
+    # which no udevd does.
+    hotplug: bool = False
+    mount_namespace: str = ""  # the path at which the machine keeps the agent's own mount namespace
+    log_file: str = ""  # the log's file, in place of standard output
     identity: IdentityConfig = IdentityConfig()
     limits: LimitsConfig = LimitsConfig()
 
@@ -117,6 +122,7 @@ def check(config: Config, origin: str) -> Config:
             "choices",
             "names of other ContainerProviders than `provider`, each once",
         ),
+        (bool(config.log_file) and not config.log_file.startswith("/"), "log_file", "an absolute path"),
         (not config.choice_file.is_absolute(), "choice_file", "an absolute path"),
         (config.limits.connections < 1, "limits.connections", "1 or more"),
         (config.limits.handshakes < 1, "limits.handshakes", "1 or more"),

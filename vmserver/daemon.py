@@ -51,6 +51,8 @@ from vmserver.identity.listener import Listen, Listener
 from vmserver.identity.metadata import DETECT, CloudIdentity, MetadataGate, MetadataService, detect
 from vmserver.identity.virtio_serial import VirtioSerial
 from vmserver.interruptions import FindNotice, find_by
+from vmserver.machine.hotplug import Hotplug
+from vmserver.machine.mount_namespace import thd_share
 from vmserver.pod_settings import PodSettings
 from vmserver.prewarm import prewarm
 from vmserver.rpc.agent import AgentService
@@ -100,6 +102,7 @@ class Vmserver(Service):
         self._hangups = hangups
         self._read_again = read_again
         self._choice = self._make_choice(provider, config)
+        self._hotplug = Hotplug(reactor) if config.hotplug else None
         applies = own_machine or applier is not None
         applier = applier or IdentityApplier(config.etc_dir, config.identity.interface)
         gate = MetadataGate(reactor, own_machine and config.identity.source in configuration.CLOUDS)
@@ -166,6 +169,9 @@ class Vmserver(Service):
             self._config.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             _log.error("run_dir {path}: {words}", path=str(self._config.run_dir), words=error.strerror)
+        if self._hotplug is not None:
+            self._hotplug.begin()
+        await self._choice.recall()  # whose mounts the machine's services have to see, perhaps
         await self._agent.restore()
         await self._choice.start()
         await self._identity.restore()
@@ -184,6 +190,8 @@ class Vmserver(Service):
     async def _stop(self, agent_stopped: Deferred[None]) -> None:
         if self._starting is not None:
             self._starting.cancel()
+        if self._hotplug is not None:
+            self._hotplug.stop()
         if self._source is not None:
             self._source.stop()
         if self._listener.port:
@@ -205,7 +213,12 @@ class Vmserver(Service):
         for name in config.choices:
             make(name)
         return ProviderChoice(
-            self._reactor, provider or make(config.provider), config.choices, make, config.choice_file
+            self._reactor,
+            provider or make(config.provider),
+            config.choices,
+            make,
+            config.choice_file,
+            thd_share if config.mount_namespace else None,
         )
 
     def _make_source(self) -> IdentitySource:

@@ -12,12 +12,13 @@ from twisted.application.service import Service
 from infranetes_common import reactors
 from infranetes_common.commandline import DaemonOptions
 from infranetes_common.config_files import Sources
-from infranetes_common.errors import ConfigError
+from infranetes_common.errors import ConfigError, FailedPrecondition
 from infranetes_common.hangups import Hangups
-from infranetes_common.logging import LoggedService, observer
+from infranetes_common.logging import LoggedService, file_output, observer
 from vmserver import config as configuration
 from vmserver.config import Config
 from vmserver.daemon import Vmserver
+from vmserver.machine import mount_namespace
 
 # Names of the earlier Go version: its `fake` is the provider whose container is the machine.
 EARLIER_PROVIDERS = {"fake": "machine"}
@@ -84,9 +85,14 @@ class Options(DaemonOptions):
 def makeService(options: Options) -> Service:
     """Make the agent as a Twisted service.
 
-    :raise SystemExit: the ContainerProvider can't be made; says why.
+    :raise SystemExit: the ContainerProvider can't be made, or the mount namespace is not there; says why.
     """
     reactor = reactors.installed()
+    if options.vmserver_config.mount_namespace:
+        try:
+            mount_namespace.join(options.vmserver_config.mount_namespace)
+        except FailedPrecondition as error:
+            raise SystemExit(f"vmserver: {error}") from None
     hangups = Hangups(reactor)
     hangups.install()
     try:
@@ -97,8 +103,9 @@ def makeService(options: Options) -> Service:
             read_again=options.read_again,
             source=options.sources.main,
         )
+        path = options.vmserver_config.log_file
+        service = LoggedService(observer(stream=file_output(path) if path else None))
     except ConfigError as error:
         raise SystemExit(f"vmserver: {options.sources.placed(error)}") from None
-    service = LoggedService(observer())
     agent.setServiceParent(service)  # type: ignore[no-untyped-call]
     return service

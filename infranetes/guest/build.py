@@ -200,7 +200,7 @@ def _our_packages(debs: Path) -> list[Path]:
 def _key(packages: Sequence[Path], containers: Containers) -> str:
     """Digest recipe and own packages. Updates of Debian's packages do not change it."""
     digest = hashlib.sha256(containers.name.encode())
-    for module in ("recipe.py", "build.py"):
+    for module in ("recipe.py", "quiet.py", "runtime.py", "shims.py", "build.py"):
         digest.update(Path(__file__).with_name(module).read_bytes())
     for package in packages:
         digest.update(hashlib.sha256(package.read_bytes()).digest())

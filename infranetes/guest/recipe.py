@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from infranetes.guest import runtime, shims
+from infranetes.guest import quiet, runtime, shims
 
 # Debian's release, whatever the node's own: the kernel of Debian 13 (6.12) panics at its boot in QEMU 7.2,
 # Debian 12's, without KVM. This one's (6.1) boots in both releases' QEMU.
@@ -191,7 +191,9 @@ FILES: Mapping[str, tuple[int, str]] = {
     "etc/systemd/journald.conf.d/infranetes.conf": (
         0o644,
         # The console is a file on the node, which shows why a VM failed.
-        "[Journal]\nStorage=volatile\nRuntimeMaxUse=16M\nForwardToConsole=yes\nMaxLevelConsole=warning\n",
+        # What the kernel says would wake journald at each disk; it is in the kernel's own buffer (dmesg).
+        "[Journal]\nStorage=volatile\nRuntimeMaxUse=16M\nForwardToConsole=yes\nMaxLevelConsole=warning\n"
+        "ReadKMsg=no\nAudit=no\n",
     ),
     "etc/systemd/system.conf.d/infranetes.conf": (
         0o644,
@@ -203,17 +205,6 @@ FILES: Mapping[str, tuple[int, str]] = {
         "kernel.panic = -1\nkernel.panic_on_oops = 1\nnet.ipv6.conf.all.accept_ra = 0\n"
         # Where there are huge pages the kernel keeps 5 % of the memory free to make some: 45 MiB of 907.
         "vm.min_free_kbytes = 8192\n",
-    ),
-    "etc/udev/rules.d/80-infranetes.rules": (
-        0o644,
-        # Use processors that the node plugs in at once; for memory the kernel has a setting.
-        'SUBSYSTEM=="cpu", ACTION=="add", TEST=="online", ATTR{online}=="0", ATTR{online}="1"\n',
-    ),
-    "etc/udev/rules.d/80-infranetes-disk.rules": (
-        0o644,
-        # Grow the file system when the node gives a VM a larger disk than the template's.
-        'SUBSYSTEM=="block", KERNEL=="vda", ACTION=="change", ENV{RESIZE}=="1", '
-        'RUN+="/lib/systemd/systemd-growfs /"\n',
     ),
     "etc/modules-load.d/infranetes.conf": (
         0o644,
@@ -238,13 +229,15 @@ FILES: Mapping[str, tuple[int, str]] = {
     **{f"etc/udev/rules.d/{name}.rules": (0o644, "# Not in VMs\n") for name in UDEV_MASKED},
     "etc/systemd/system/vmserver.service.d/infranetes.conf": (
         0o644,
-        # The console gets the last lines, since the journal of a VM whose agent does not start can't be read.
+        # The console gets the last lines, since the logs of a VM whose agent does not start can't be read.
         '[Service]\nExecStopPost=-/bin/sh -c \'test "$SERVICE_RESULT" = success || '
-        "journalctl --unit vmserver --lines 30 --no-pager --output cat >/dev/console'\n",
+        f"{{ journalctl --unit vmserver --lines 30 --no-pager --output cat; tail -n 30 {quiet.LOG}; }} "
+        ">/dev/console'\n",
     ),
+    **quiet.FILES,
 }
 
-ENABLED = ("vmserver.service",)
+ENABLED = ("vmserver.service", quiet.UNIT_NAME)
 
 
 @attrs.frozen
@@ -301,7 +294,12 @@ AGENT = "etc/infranetes/vmserver.toml"
 
 # conmon and crun, which the agent itself starts; images come as layers. A handler's pods may instead consist
 # of executables, which the VM's systemd runs.
-OCI = Containers("oci", ("oci", "systemd"), (), {AGENT: (0o644, 'provider = "oci"\nchoices = ["systemd"]\n')})
+OCI = Containers(
+    "oci",
+    ("oci", "systemd"),
+    (),
+    {AGENT: (0o644, 'provider = "oci"\nchoices = ["systemd"]\n'), **quiet.OWN_MOUNTS},
+)
 
 # Like OCI, and with Docker, which does not run before a pod wants it.
 BOTH = Containers(
@@ -314,6 +312,7 @@ BOTH = Containers(
             'provider = "oci"\nchoices = ["docker", "systemd"]\n\n[providers.docker]\n'
             'start_command = ["/usr/bin/systemctl", "start", "docker.service"]\n',
         ),
+        **quiet.OWN_MOUNTS,
         **_DOCKER_FILES,
     },
     disabled=("docker.service", "docker.socket", "containerd.service"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from infranetes_common.wire import cri
 from tests.e2e import test_pods
-from tests.e2e.pod_case import DOCKER_ALONE, PodCase, templates_of
+from tests.e2e.pod_case import DOCKER_ALONE, IMAGES, PodCase, templates_of
 from tests.e2e.volume_case import VolumeKindsCase
 from tests.harness.durations import slow
 from tests.infranetes.daemon.case import images, reactor
@@ -40,6 +40,13 @@ class DockerVolumeTests(VolumeKindsCase):
 
     async def test_a_pod_has_all_kinds_of_volumes_and_the_next_one_what_it_wrote(self) -> None:
         await self.check_all_kinds()
+
+
+@slow(100, "Docker starts in two emulated VMs, with nine containers")
+class ChosenDockerVolumeTests(DockerVolumeTests):
+    """Volumes where a pod chooses Docker, which has to see what the agent mounts in its own namespace."""
+
+    images = IMAGES
 
 
 DOCKER = {"infranetes.io/containers": "docker"}

@@ -13,7 +13,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from twisted.logger import Logger, LogPublisher
+from twisted.logger import Logger, LogLevel, LogPublisher
 from twisted.logger._legacy import publishToNewObserver
 from twisted.python.log import textFromEventDict
 from twisted.trial.unittest import SynchronousTestCase
@@ -139,6 +139,26 @@ class JsonTests(SynchronousTestCase):
 
         found = json.loads(logged(lambda log: log.info("made", vm=Mute()), "json"))
         self.assertEqual(found["vm"], "(no text: RuntimeError)")
+
+
+class FileTests(SynchronousTestCase):
+    def test_a_file_of_the_log_is_its_owners_and_stays_small(self) -> None:
+        path = Path(self.mktemp()).absolute()
+        self.patch(logging, "LOG_FILE_BYTES", 2000)
+        write = logging.observer(stream=logging.file_output(str(path)))
+        for number in range(100):
+            write({"log_level": LogLevel.info, "log_namespace": "x", "log_format": f"line {number}"})
+        lines = path.read_text().splitlines()
+        before = path.with_name(f"{path.name}.1").read_text().splitlines()
+        self.assertEqual(len(list(path.parent.glob(f"{path.name}*"))), 2)
+        numbers = [int(line.split()[-1]) for line in (*before, *lines)]
+        self.assertEqual(numbers, [*range(numbers[0], 100)])
+        self.assertLess(path.stat().st_size, 2200)
+        self.assertEqual(path.stat().st_mode & 0o777, 0o600)
+
+    def test_one_that_can_not_be_written_is_named(self) -> None:
+        error = self.assertRaises(ConfigError, logging.file_output, "/proc/none/log")
+        self.assertIn("/proc/none/log", str(error))
 
 
 class LevelTests(SynchronousTestCase):

@@ -231,6 +231,11 @@ class IHasUserNamespaces(Interface):
     """Also provided by an IContainerProvider whose pods may have a user namespace."""
 
 
+class IMountsForItself(Interface):
+    """Also provided by an IContainerProvider whose containers, and they alone, use what the agent mounts: no
+    other service of the machine has to see it."""
+
+
 class ITakesLayers(Interface):
     """Also provided by an IContainerProvider whose images are made of mounted layers.
 

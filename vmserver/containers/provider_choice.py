@@ -5,6 +5,9 @@ The node names its choice when it gives the VM to the pod. The agent stops the p
 starts the chosen one, and writes its name to the disk only once that one answers: after a restart of the
 agent or the VM, the choice is the same. If the agent is killed earlier, nothing is chosen, and the node asks
 again. The choice is made before the first container, and is final from then on.
+
+Before a provider is started, other services of the machine are made to see the agent's mounts, unless it is
+an `IMountsForItself`; see `vmserver.machine.mount_namespace`.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from twisted.logger import Logger
 from infranetes_common.concurrency import Flight, deferred, replace_file, run_in_thread, settled, within
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 from infranetes_common.reactors import IReactor
-from vmserver.containers.interface import Changed, IContainerProvider, Removed
+from vmserver.containers.interface import Changed, IContainerProvider, IMountsForItself, Removed
 from vmserver.containers.provider_start import ProviderStart
 
 CHOICE_SECONDS = 110.0  # for a chosen provider to answer; the node waits a little longer
@@ -33,6 +36,7 @@ class ProviderChoice:
     :param choices: names of others that a pod may choose.
     :param make: makes the provider of a name, without starting it.
     :param file: has the name of the chosen provider; read only where there are choices.
+    :param thd_share_mounts: makes what the agent mounts visible to other services; None: it always is.
     :ivar provider: the one in charge.
     """
 
@@ -43,12 +47,14 @@ class ProviderChoice:
         choices: Sequence[str],
         make: Callable[[str], IContainerProvider],
         file: Path,
+        thd_share_mounts: Callable[[], None] | None = None,
     ) -> None:
         self.provider = configured
         self._reactor = reactor
         self._offered = (configured.name, *choices)
         self._make = make
         self._file = file
+        self._thd_share_mounts = thd_share_mounts
         self._start = ProviderStart(reactor, configured)
         self._watches: list[tuple[Changed, Removed]] = []
         self._choosing: Flight[None] | None = None
@@ -58,8 +64,8 @@ class ProviderChoice:
         self._watches.append((changed, removed))
         self.provider.watch(changed, removed)
 
-    async def start(self) -> None:
-        """Start the provider that was chosen before, or else the configured one; see `ProviderStart`."""
+    async def recall(self) -> None:
+        """Put the provider in charge that was chosen before, without starting it, and see to the mounts."""
         chosen = await run_in_thread(self._reactor, self._thd_recorded) if len(self._offered) > 1 else ""
         if chosen not in ("", self.provider.name):
             try:
@@ -71,6 +77,13 @@ class ProviderChoice:
                     provider=chosen,
                     words=str(error),
                 )
+        try:
+            await self._see_to_mounts(self.provider)
+        except InfranetesError as error:
+            _log.error("{words}", words=str(error))
+
+    async def start(self) -> None:
+        """Start the provider in charge; see `ProviderStart`."""
         await self._start.start()
 
     async def choose(self, name: str) -> None:
@@ -115,6 +128,7 @@ class ProviderChoice:
                 f"the pod has containers of {before.name} already; only another pod can have {name}"
             )
         chosen = self._made(name)
+        await self._see_to_mounts(chosen)
         try:
             await within(self._reactor, CHOICE_SECONDS, chosen.start(), f"starting the provider {name}")
             await run_in_thread(self._reactor, self._thd_record, name)
@@ -129,6 +143,10 @@ class ProviderChoice:
             seconds=self._reactor.seconds() - began,
         )
         await before.stop()
+
+    async def _see_to_mounts(self, provider: IContainerProvider) -> None:
+        if self._thd_share_mounts is not None and not IMountsForItself.providedBy(provider):
+            await run_in_thread(self._reactor, self._thd_share_mounts)
 
     def _put_in_charge(self, provider: IContainerProvider) -> None:
         self.provider = provider

@@ -60,12 +60,14 @@ class Mount:
     """A line of /proc/self/mountinfo.
 
     :ivar device: MAJOR:MINOR of what is mounted.
+    :ivar shared: whether what is mounted below it is mounted in its peers, too.
     """
 
     point: str
     device: str
     kind: str
     options: frozenset[str]
+    shared: bool = False
 
 
 def mount(source: str, at: str, kind: str, flags: Flag = NO_FLAGS, options: str = "") -> None:
@@ -135,8 +137,10 @@ def mounts(table: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
     # Of all characters that end a line elsewhere, the kernel escapes only newlines.
     for line in os.fsdecode(table.read_bytes()).split("\n")[:-1]:
         before, _, after = line.partition(" - ")
-        _, _, device, _, point, options, *_ = before.split(" ")
-        found.append(Mount(_unescaped(point), device, after.split(" ")[0], frozenset(options.split(","))))
+        _, _, device, _, point, options, *optional = before.split(" ")
+        shared = any(each.startswith("shared:") for each in optional)
+        kind = after.split(" ")[0]
+        found.append(Mount(_unescaped(point), device, kind, frozenset(options.split(",")), shared))
     return found
 
 

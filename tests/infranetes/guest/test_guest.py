@@ -17,7 +17,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.guest import build as builder
-from infranetes.guest import cli, image, recipe, shims, sources
+from infranetes.guest import cli, image, quiet, recipe, shims, sources
 from infranetes_common.errors import FailedPrecondition, InfranetesError, ResourceExhausted
 from tests.harness.needs import needs_programs, needs_root
 from vmserver import config as agent
@@ -58,6 +58,25 @@ class RecipeTests(SynchronousTestCase):
             file.write_text(text)
             config = agent.load(file)
             self.assertEqual((config.provider, *config.choices), containers.providers, containers.name)
+
+    def test_the_agent_of_each_image_does_what_udevd_and_the_journal_do_not(self) -> None:
+        path = "etc/infranetes/vmserver.toml.d/guest.toml"
+        file = Path(self.mktemp())
+        file.write_text(recipe.FILES[path][1])
+        config = agent.load(file)
+        self.assertEqual((config.hotplug, config.log_file), (True, quiet.LOG))
+        self.assertIn(quiet.UNIT_NAME, recipe.ENABLED)
+        self.assertFalse([name for name in recipe.FILES if "80-infranetes" in name])
+
+    def test_systemd_does_not_see_the_mounts_of_an_agent_whose_containers_are_its_own(self) -> None:
+        for containers in recipe.CONTAINERS.values():
+            _, text = containers.files.get("etc/infranetes/vmserver.toml.d/mounts.toml", (0, ""))
+            file = Path(self.mktemp())
+            file.write_text(text)
+            kept = agent.load(file).mount_namespace
+            self.assertEqual(bool(kept), containers.providers[0] == "oci", containers.name)
+            units = "".join(text for _, text in containers.files.values())
+            self.assertIn(f"unshare --mount={kept} " if kept else "", units)
 
     def test_docker_beside_another_does_not_run_before_it_is_wanted(self) -> None:
         both = recipe.BOTH

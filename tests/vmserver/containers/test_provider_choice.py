@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
+from zope.interface import directlyProvides
 
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, Unavailable
@@ -28,6 +29,7 @@ from tests.support.waiting import until
 from tests.vmserver.harness import SANDBOX, Agent, run_directory
 from tests.vmserver.test_daemon import ROOT, VMSERVER
 from txgrpc import Code, GrpcError
+from vmserver.containers.interface import IMountsForItself
 from vmserver.containers.provider_choice import ProviderChoice
 from vmserver.identity.delivery import save
 
@@ -64,23 +66,40 @@ class ChoiceTests(TestCase):
 
     async def setUp(self) -> None:
         self.file = run_directory(self) / "own" / "provider"
+        self.refused = False
         self.made: dict[str, list[_Provider]] = {"first": [], "second": [], "third": []}
         await self.begin()
 
     async def begin(self, *choices: str) -> None:
         """Start an agent with providers that start at once."""
         self.ready = True
+        self.done: list[str] = []
         self.choice = ProviderChoice(
-            reactor, self.make("first"), choices or ("second", "third"), self.make, self.file
+            reactor, self.make("first"), choices or ("second", "third"), self.make, self.file, self.share
         )
+        await self.choice.recall()
+        self.done.append("recalled")
         await self.choice.start()
+
+    def share(self) -> None:
+        """Stand for what makes the agent's mounts visible."""
+        self.done.append("mounts are seen")
+        if self.refused:
+            raise FailedPrecondition("the kernel refuses")
 
     def make(self, name: str) -> Any:
         provider = _Provider(name)
+        if name == "first":
+            directlyProvides(provider, IMountsForItself)
         self.made[name].append(provider)
         if self.ready:
             provider.starting.callback(None)
         return provider
+
+    async def started(self, name: str) -> _Provider:
+        """Wait until the provider is being started that was made first."""
+        await until(lambda: self.made[name] and self.made[name][0].calls, f"{name} is started")
+        return self.made[name][0]
 
     async def test_the_configured_one_is_in_charge_until_another_is_chosen(self) -> None:
         self.assertEqual(self.choice.provider.name, "first")
@@ -105,6 +124,26 @@ class ChoiceTests(TestCase):
         await self.begin()
         self.assertEqual(self.choice.provider.name, "first")
 
+    async def test_the_machine_sees_the_agents_mounts_before_a_chosen_one_needs_it(self) -> None:
+        await self.choice.choose("")
+        self.assertEqual(self.done, ["recalled"])
+        self.ready = False
+        choosing = start(self.choice.choose("second"))
+        second = await self.started("second")
+        self.assertEqual(self.done, ["recalled", "mounts are seen"])
+        second.starting.callback(None)
+        await choosing
+        await self.begin()
+        # Mounts that are restored after a reboot come after the choice is known.
+        self.assertEqual(self.done, ["mounts are seen", "recalled"])
+
+    async def test_one_that_could_not_see_them_is_not_started(self) -> None:
+        self.refused = True
+        with self.assertRaises(FailedPrecondition):
+            await self.choice.choose("second")
+        self.assertEqual([one.calls for one in self.made["second"]], [[]])
+        self.assertEqual((self.choice.provider.name, self.file.exists()), ("first", False))
+
     async def test_what_is_not_offered_is_refused_with_what_is(self) -> None:
         for name in ("fourth", "x" * 100_000):
             with self.assertRaises(FailedPrecondition) as caught:
@@ -124,7 +163,7 @@ class ChoiceTests(TestCase):
     async def test_one_that_fails_changes_nothing_and_may_be_chosen_again(self) -> None:
         self.ready = False
         choosing = start(self.choice.choose("second"))
-        [failed] = self.made["second"]
+        failed = await self.started("second")
         failed.starting.errback(Unavailable("no engine"))
         with self.assertRaises(Unavailable):
             await choosing
@@ -141,7 +180,7 @@ class ChoiceTests(TestCase):
         first.cancel()
         second = start(self.choice.choose("second"))
         self.assertNoResult(second)
-        [provider] = self.made["second"]
+        provider = await self.started("second")
         provider.starting.callback(None)
         await second
         self.assertEqual((provider.calls, self.choice.provider), (["start"], provider))
@@ -150,6 +189,7 @@ class ChoiceTests(TestCase):
         self.ready = False
         choosing = start(self.choice.choose("second"))
         choosing.addErrback(lambda failure: None)
+        await self.started("second")
         await self.choice.stop()
         await choosing
         self.assertEqual(self.made["second"][0].calls, ["start", "stop"])
@@ -166,7 +206,7 @@ class ChoiceTests(TestCase):
         self.file.parent.mkdir(parents=True)
         self.file.write_text("second\n")
         choice = ProviderChoice(reactor, self.make("first"), (), self.make, self.file)
-        await choice.start()
+        await choice.recall()
         self.assertEqual(choice.provider.name, "first")
 
     async def test_a_file_that_can_not_be_written_is_named(self) -> None:

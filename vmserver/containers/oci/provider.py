@@ -30,6 +30,7 @@ from vmserver.containers.interface import (
     ExecResult,
     IContainerProvider,
     IHasUserNamespaces,
+    IMountsForItself,
     ISession,
     ITakesLayers,
     Removed,
@@ -68,7 +69,7 @@ _PROGRAM = "bin/crun"  # where the read-only mount of crun is
 _log = Logger()
 
 
-@implementer(IContainerProvider, IHasUserNamespaces, ITakesLayers)
+@implementer(IContainerProvider, IHasUserNamespaces, IMountsForItself, ITakesLayers)
 class OciProvider:
     """An `IContainerProvider` whose containers are run by conmon and crun.
 

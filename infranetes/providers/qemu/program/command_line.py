@@ -60,7 +60,7 @@ class CommandLine:
     cpu_model: str = ""
     preload: str = ""  # the key of the images that are loaded into the template; "": none
     disk_mib: int = 20 << 10
-    code_mib: int = 64  # the buffer for translated code, only used under tcg
+    code_mib: int = 96  # the buffer for translated code, only used under tcg
 
     @property
     def cpu(self) -> str:
@@ -71,6 +71,7 @@ class CommandLine:
         """The arguments that the guest's kernel is booted with."""
         words = [
             "root=/dev/vda rw console=ttyS0 quiet fsck.mode=skip net.ifnames=0",
+            "loglevel=5",  # the kernel's warnings reach the console, which journald does not read
             "panic=-1",  # a VM whose kernel panics ends at once
             "apparmor=1 security=apparmor",
             "memhp_default_state=online memory_hotplug.memmap_on_memory=1",
