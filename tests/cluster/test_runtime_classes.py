@@ -68,7 +68,7 @@ class RuntimeClassTests(ClusterCase):
         found = self.in_force(pod("web", ASLEEP), lambda found: found["spec"].get("runtimeClassName"))
         spec = found["spec"]
         self.assertEqual(spec["runtimeClassName"], "infranetes")
-        self.assertEqual(spec["overhead"], {"cpu": "100m", "memory": "384Mi"})
+        self.assertEqual(spec["overhead"], {"cpu": "100m", "memory": "416Mi"})
         self.assertEqual(spec["nodeSelector"], {"infranetes.io/vms": "true"})
         self.assertIn("infranetes.io/vms", [each["key"] for each in spec["tolerations"]])
         self.apply(pod("web", ASLEEP))

@@ -139,7 +139,7 @@ class QemuSettings:
     max_cpus: int = attrs.field(factory=lambda: os.cpu_count() or 1, validator=_at_least(1))
     """Processors of the largest VM; a pod that asks for more gets this many. By default the node's own."""
 
-    code_cache: Bytes = attrs.field(default=Bytes(64 * MIB), validator=_at_least(8 * MIB))
+    code_cache: Bytes = attrs.field(default=Bytes(96 * MIB), validator=_at_least(8 * MIB))
     """Memory of the node that a VM's translated code may take, under emulation alone. Code that finds no room
     in it is translated anew."""
 

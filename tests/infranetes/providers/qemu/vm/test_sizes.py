@@ -45,10 +45,10 @@ class SizeTests(SynchronousTestCase):
 
     def test_the_overhead_of_a_pod_is_counted_once(self) -> None:
         """The overhead covers the guest's own needs and QEMU's; the guest gets what exceeds that."""
-        self.assertEqual(needed_overhead(COMMAND_LINE, SETTINGS), (256 + 64 + 64) * MIB)
+        self.assertEqual(needed_overhead(COMMAND_LINE, SETTINGS), (256 + 64 + 96) * MIB)
         kvm = attrs.evolve(COMMAND_LINE, accelerator="kvm")
         self.assertEqual(needed_overhead(kvm, SETTINGS), (256 + 64) * MIB)
-        for overhead, more in ((0, 256), (160, 256), (384, 256), (512, 384), (513, 512)):
+        for overhead, more in ((0, 256), (160, 256), (416, 256), (544, 384), (545, 512)):
             size = Size(memory_bytes=1024 * MIB, overhead_bytes=overhead * MIB)
             self.assertEqual(hotplug_for(COMMAND_LINE, size, SETTINGS), Hotplug(0, more), overhead)
         only = Size(overhead_bytes=4096 * MIB)
