@@ -16,7 +16,7 @@ _CDS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     # It writes to its firmware's console: UEFI shows that on the serial console, BIOS on the screen alone.
     "ipxe.iso": (
         "if [ $grub_platform = efi ]; then chainloader /ipxe.efi; else linux16 /ipxe.lkrn; fi\nboot\n",
-        {"ipxe.efi": "usr/lib/ipxe/ipxe.efi", "ipxe.lkrn": "usr/lib/ipxe/ipxe.lkrn"},
+        {"ipxe.efi": "boot/ipxe.efi", "ipxe.lkrn": "boot/ipxe.lkrn"},
     ),
     # For BIOS alone: started by UEFI, it writes to the screen alone.
     "memtest.iso": (
@@ -34,5 +34,5 @@ def make(family: str, work: Path, target: Path) -> None:
         (tree / "boot/grub").mkdir(parents=True)
         (tree / "boot/grub/grub.cfg").write_text(menu)
         for file, source in files.items():
-            shutil.copyfile((packages / source).resolve(), tree / file)
+            shutil.copyfile(packages / source, tree / file)
         disks.write_cd(tree, target / name, name.partition(".")[0].upper())
