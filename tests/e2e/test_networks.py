@@ -20,6 +20,7 @@ from typing import Any
 from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.threads import deferToThread
 
+from infranetes.cri.status import CLUSTER_CONDITION
 from infranetes.ctl.cli import ask, parser, socket_of
 from infranetes.identity.authority import Authority
 from infranetes.machines.agent.client import AgentClient
@@ -50,6 +51,8 @@ DOES_NOT = 3.0  # seconds within which even an emulated VM would have answered
 
 
 class NetworkPolicyTests(PodCase):
+    unneeded = PodCase.unneeded | {CLUSTER_CONDITION}  # policies are refused to the daemon at first
+
     def connect_outside(self) -> None:
         self.node = Node(self.network.node)
         self.addCleanup(self.node.end)
