@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from infranetes.guest import cloud_time, recipe
+from infranetes.guest import cloud_time, quiet, recipe
 from infranetes.guest.image import GuestImage
 from infranetes_common.errors import FailedPrecondition
 
@@ -128,6 +128,7 @@ def files(source: str, kind: str, guest: GuestImage, root: str) -> Files:
         f"etc/systemd/system/{GROW_UNIT}": (0o644, _GROW),
         "usr/lib/infranetes/root-partition/root.conf": (0o644, "[Partition]\nType=root\n"),
         "boot/grub/grub.cfg": (0o644, _menu(cloud, root)),
+        **quiet.UNDONE,
         **cloud_time.files(cloud.clock),
         **cloud.files,
     }

@@ -6,7 +6,7 @@ and journald do at each disk, mount and line of the agent's log takes a good par
 
 - udevd ends once the boot's devices are known; it comes back by itself with what systemd starts later. The
   agent finds its disks in /sys, and takes what is plugged in into use.
-- The agent logs to a file, not to the journal.
+- The agent logs to a file, not to the journal, which reads nothing of the kernel either (dmesg does).
 - Where conmon and crun run the containers, systemd does not see the agent's mounts, until a pod chooses
   another provider: see `vmserver.machine.mount_namespace`.
 """
@@ -39,6 +39,7 @@ WantedBy=multi-user.target
 FILES: Mapping[str, tuple[int, str]] = {
     f"etc/systemd/system/{UNIT_NAME}": (0o644, _UNIT),
     "etc/infranetes/vmserver.toml.d/guest.toml": (0o644, f'hotplug = true\nlog_file = "{LOG}"\n'),
+    "etc/systemd/journald.conf.d/quiet.conf": (0o644, "[Journal]\nReadKMsg=no\nAudit=no\n"),
 }
 
 _MOUNTS = "infranetes-mounts.service"
@@ -72,3 +73,7 @@ OWN_MOUNTS: Mapping[str, tuple[int, str]] = {
     "etc/systemd/system/vmserver.service.d/mounts.conf": (0o644, _AGENT_UNIT),
     "etc/infranetes/vmserver.toml.d/mounts.toml": (0o644, f'mount_namespace = "{_KEPT}"\n'),
 }
+
+# What undoes it in a disk that is made of the guest for a cloud, whose VMs are booted: udevd names the
+# volumes there, and the console, which the cloud keeps, has what is said. An empty unit is masked.
+UNDONE: Mapping[str, tuple[int, str]] = dict.fromkeys((*FILES, *OWN_MOUNTS), (0o644, ""))

@@ -191,9 +191,7 @@ FILES: Mapping[str, tuple[int, str]] = {
     "etc/systemd/journald.conf.d/infranetes.conf": (
         0o644,
         # The console is a file on the node, which shows why a VM failed.
-        # What the kernel says would wake journald at each disk; it is in the kernel's own buffer (dmesg).
-        "[Journal]\nStorage=volatile\nRuntimeMaxUse=16M\nForwardToConsole=yes\nMaxLevelConsole=warning\n"
-        "ReadKMsg=no\nAudit=no\n",
+        "[Journal]\nStorage=volatile\nRuntimeMaxUse=16M\nForwardToConsole=yes\nMaxLevelConsole=warning\n",
     ),
     "etc/systemd/system.conf.d/infranetes.conf": (
         0o644,

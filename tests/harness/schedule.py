@@ -27,6 +27,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.e2e.test_disk_troubles": ("real VMs",),
     "tests.e2e.test_docker": ("real VMs", "host ports"),
     "tests.e2e.test_image_pods": ("real VMs", "host ports"),
+    "tests.e2e.test_quiet_guest": ("real VMs",),
     "tests.e2e.test_root_volumes": ("real VMs",),
     "tests.e2e.test_namespaces": ("real VMs", "host ports"),
     "tests.e2e.test_networks": ("real VMs",),

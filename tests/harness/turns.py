@@ -34,7 +34,7 @@ VMS: Sequence[Sequence[str]] = (
         "test_units",
         "test_demo",
     ),
-    ("test_qemu_provider", "test_docker", "test_namespaces", "test_root_volumes"),
+    ("test_qemu_provider", "test_docker", "test_namespaces", "test_root_volumes", "test_quiet_guest"),
     ("test_volumes", "test_disk_troubles", "test_cloud_disks", "test_upgrades"),
 )
 #: Modules that have no days: their VMs boot what is only made for `make test-nightly`.
@@ -50,7 +50,7 @@ TOUCHED: Mapping[str, Sequence[str]] = {
     "infranetes/providers/qemu/volumes/": ("test_root_volumes",),
     "infranetes/services/": ("test_networks",),
     "infranetes/policies/": ("test_networks",),
-    "infranetes/guest/": ("test_pods",),
+    "infranetes/guest/": ("test_pods", "test_quiet_guest"),
     "vmserver/containers/oci/": ("test_pods", "test_user_namespaces"),
     "vmserver/containers/docker/": ("test_docker",),
     "infranetes_common/service_proxy/": ("test_networks",),

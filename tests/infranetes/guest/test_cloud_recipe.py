@@ -8,7 +8,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.guest import cloud_recipe, cloud_time, disk_maker, recipe
+from infranetes.guest import cloud_recipe, cloud_time, disk_maker, quiet, recipe
 from infranetes.guest.image import GuestImage
 from infranetes_common.errors import FailedPrecondition
 from tests.harness.needs import needs_netns, needs_programs
@@ -155,6 +155,19 @@ class FilesTests(SynchronousTestCase):
             self.assertIn(f"--containers {kind}", str(caught.exception))
         self.assertEqual(self.agent("aws", "machine", recipe.OCI.providers).provider, "machine")
         self.assertEqual(self.agent("aws", "docker", ()).provider, "docker", "images of before don't say")
+
+    def test_udevd_and_the_journal_are_awake_in_a_cloud(self) -> None:
+        """There udevd names the volumes, and the console, which the cloud keeps, has what the agent says."""
+        tree = {**recipe.FILES, **recipe.BOTH.files, **cloud_recipe.files("aws", "oci", guest(()), "uuid")}
+        self.assertEqual(tree[f"etc/systemd/system/{quiet.UNIT_NAME}"][1], "", "masked")
+        self.assertNotIn("ReadKMsg", "".join(text for _, text in tree.values()))
+        directory = self.directory / "agent"
+        (directory / "vmserver.toml.d").mkdir(parents=True)
+        for path, (_, text) in tree.items():
+            if path.startswith("etc/infranetes/"):
+                (directory / path.removeprefix("etc/infranetes/")).write_text(text)
+        config = agent.load(directory / "vmserver.toml")
+        self.assertEqual((config.hotplug, config.log_file, config.mount_namespace), (False, "", ""))
 
     def test_the_root_is_found_by_what_no_other_disk_has(self) -> None:
         for source in cloud_recipe.SOURCES:
