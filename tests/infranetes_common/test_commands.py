@@ -8,9 +8,11 @@ import os
 import resource
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
+import traceback
 from pathlib import Path
 from types import FrameType
 
@@ -285,9 +287,16 @@ class InterruptedThreadTests(SynchronousTestCase):
         def raised(number: int, frame: FrameType | None) -> None:
             raise _Interrupted
 
+        main = threading.get_ident()
+
+        def waits() -> bool:
+            frames = traceback.walk_stack(sys._current_frames()[main])
+            return any(frame.f_code is commands._thd_waited.__code__ for frame, _ in frames)
+
         def interrupt() -> None:
             deadline = time.monotonic() + SECONDS
-            while not pids_by_argument(["3663.5"]) and time.monotonic() < deadline:
+            # Not as soon as the program is there: Popen's own constructor may not have returned by then.
+            while not waits() and time.monotonic() < deadline:
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGUSR1)
 
