@@ -5,29 +5,17 @@ from __future__ import annotations
 
 from infranetes.kubernetes.cluster import Cluster
 from infranetes.pods.node.inventory import Inventory, Sandbox
-from infranetes.pods.node.meant import MAX_NAME, find_sandbox
-from infranetes.pods.store.states import WITH_VM
-from infranetes_common.errors import InvalidArgument, NotFound
+from infranetes.pods.node.meant import find_sandbox, sandbox_with_vm, sandboxes_with_vms
+from infranetes_common.errors import NotFound
 from infranetes_common.wire import control
 
 
 def chosen(inventory: Inventory, pod: str) -> list[Sandbox]:
     """Return the sandboxes with VMs, or the one that is meant.
 
-    :param pod: the beginning of its id, or namespace/name; empty: all.
-    :raise NotFound: there is none. :raise InvalidArgument: there are several.
+    :param pod: empty: all. :raise NotFound, InvalidArgument: as `sandbox_with_vm`.
     """
-    there = [each for each in inventory if each.record.state in WITH_VM]
-    if not pod:
-        return sorted(there, key=lambda each: each.pod)
-    pod = pod[:MAX_NAME]
-    found = [each for each in there if each.pod == pod or each.id.startswith(pod)]
-    if not found:
-        raise NotFound(f"no pod {pod!r} has a VM here: give its sandbox's id, or namespace/name")
-    if len(found) > 1:
-        ids = ", ".join(sorted(each.id for each in found)[:5])
-        raise InvalidArgument(f"several sandboxes are meant by {pod!r}: {ids}; give one of these ids")
-    return found
+    return [sandbox_with_vm(inventory, pod)] if pod else sandboxes_with_vms(inventory)
 
 
 def id_meant(inventory: Inventory, pod: str) -> str:

@@ -10,6 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from infranetes.control.chosen import chosen, followed
 from infranetes.pods.node.inventory import Inventory, Sandbox
+from infranetes.pods.node.meant import sandbox_with_vm
 from infranetes.services.cluster import ClusterServices
 from infranetes.services.endpoints import Target
 from infranetes.services.messages import message_key
@@ -70,9 +71,7 @@ class ServiceCalls(ControlServiceRpcs):
         self, request: control.TraceServiceRequest, call: Call
     ) -> control.TraceServiceResponse:
         key = _key(request)
-        if not request.pod:
-            raise InvalidArgument("pod is empty: give a sandbox's id, the beginning of it, or namespace/name")
-        (sandbox,) = chosen(self._inventory, request.pod)
+        sandbox = sandbox_with_vm(self._inventory, request.pod)
         if self._services is None:
             raise FailedPrecondition(
                 "no VM is told of Services: kubernetes.kubeconfig is not set, or service_proxy is off"

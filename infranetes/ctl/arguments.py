@@ -121,10 +121,12 @@ def watch(command: argparse.ArgumentParser) -> None:
     )
 
 
+_POD = "namespace/name or name, or its sandbox's id or the beginning of it"
+
+
 def pod(command: argparse.ArgumentParser) -> None:
     """Add POD."""
-    words = "namespace/name or name, or its sandbox's id or the beginning of it"
-    command.add_argument("pod", metavar="POD", help=words)
+    command.add_argument("pod", metavar="POD", help=_POD)
 
 
 def _follow(command: argparse.ArgumentParser, words: str) -> None:
@@ -202,7 +204,7 @@ def maybe_pod(command: argparse.ArgumentParser) -> None:
         nargs="?",
         default="",
         metavar="POD",
-        help="this pod alone: namespace/name, or the beginning of its sandbox's id",
+        help=f"this pod alone: {_POD}",
     )
 
 

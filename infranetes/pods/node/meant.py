@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeVar
+
 from infranetes.pods.node.inventory import Inventory, PastSandbox, Sandbox
+from infranetes.pods.store.states import WITH_VM
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
 
 MAX_NAME = 520
+AnySandbox = TypeVar("AnySandbox", Sandbox, PastSandbox)
 
 
 def find_sandbox(inventory: Inventory, pod: str) -> Sandbox | PastSandbox:
@@ -15,19 +20,10 @@ def find_sandbox(inventory: Inventory, pod: str) -> Sandbox | PastSandbox:
     :param pod: its id or the beginning of it, namespace/name, or the name alone.
     :raise NotFound: there is none. :raise InvalidArgument: several pods are meant."""
     pod = pod[:MAX_NAME]
-    if not pod:
-        raise InvalidArgument("no pod is named: give its namespace/name, or its sandbox's id")
-    past = list(inventory.past)
-    for there in (list(inventory), past):
-        named = [each for each in there if pod in (each.pod, each.record.id)]
-        named = named or [each for each in there if pod == each.pod.partition("/")[2]]
-        found = named or [each for each in there if each.record.id.startswith(pod)]
-        if len({each.pod if named else each.record.id for each in found}) > 1:
-            several = ", ".join(sorted(f"{each.pod} ({each.record.id[:13]})" for each in found)[:5])
-            raise InvalidArgument(f"several pods are meant by {pod!r}: {several}; say which")
-        if found:
-            return max(found, key=lambda each: each.record.created_at)
-    raise NotFound(f"nothing is known of a pod {pod!r} here: give namespace/name, or its sandbox's id")
+    meant = _newest_meant(inventory, pod) or _newest_meant(inventory.past, pod)
+    if meant is None:
+        raise NotFound(f"nothing is known of a pod {pod!r} here: give namespace/name, or its sandbox's id")
+    return meant
 
 
 def present_sandbox(inventory: Inventory, pod: str) -> Sandbox:
@@ -38,3 +34,34 @@ def present_sandbox(inventory: Inventory, pod: str) -> Sandbox:
     if isinstance(meant, PastSandbox):
         raise FailedPrecondition(f"sandbox {meant.record.id} is gone, and its VM with it")
     return meant
+
+
+def sandbox_with_vm(inventory: Inventory, pod: str) -> Sandbox:
+    """Return the sandbox that is meant, of those with a VM.
+
+    :raise NotFound, InvalidArgument: as `find_sandbox`."""
+    pod = pod[:MAX_NAME]
+    meant = _newest_meant(sandboxes_with_vms(inventory), pod)
+    if meant is None:
+        raise NotFound(f"no pod {pod!r} has a VM here: give namespace/name, or its sandbox's id")
+    return meant
+
+
+def sandboxes_with_vms(inventory: Inventory) -> list[Sandbox]:
+    """Return the sandboxes that have a VM, in the order of their pods' names."""
+    sandboxes = [sandbox for sandbox in inventory if sandbox.record.state in WITH_VM]
+    return sorted(sandboxes, key=lambda sandbox: sandbox.pod)
+
+
+def _newest_meant(sandboxes: Iterable[AnySandbox], pod: str) -> AnySandbox | None:
+    """Return that of these sandboxes which is meant, the newest if its pod has several; None: no one is."""
+    if not pod:
+        raise InvalidArgument("no pod is named: give its namespace/name, or its sandbox's id")
+    sandboxes = list(sandboxes)
+    named = [sandbox for sandbox in sandboxes if pod in (sandbox.pod, sandbox.record.id)]
+    named = named or [sandbox for sandbox in sandboxes if pod == sandbox.pod.partition("/")[2]]
+    meant = named or [sandbox for sandbox in sandboxes if sandbox.record.id.startswith(pod)]
+    if len({sandbox.pod if named else sandbox.record.id for sandbox in meant}) > 1:
+        several = ", ".join(sorted(f"{sandbox.pod} ({sandbox.record.id[:13]})" for sandbox in meant)[:5])
+        raise InvalidArgument(f"several pods are meant by {pod!r}: {several}; say which")
+    return max(meant, key=lambda sandbox: sandbox.record.created_at, default=None)

@@ -147,7 +147,7 @@ class ServicesTests(AskingCase):
     def test_one_pod_and_one_service(self) -> None:
         self.run_pod(pod("other"))
         self.cluster.serve("api", "10.96.0.2")
-        for given in (self.sandbox, self.sandbox[:10], "default/client"):
+        for given in (self.sandbox, self.sandbox[:10], "default/client", "client"):
             answer = self.services(pod=given, service="ns/api")
             self.assertEqual([vm.sandbox_id for vm in answer.vms], [self.sandbox])
             self.assertEqual([rule.address for rule in answer.rules], ["10.96.0.2"])
