@@ -71,7 +71,7 @@ CHOICES = {
         *(f"troubles-{each}" for each in _CLOUDS),
         "mixed",
     ),
-    "volumes": ("aws", "gcp", "vsphere"),
+    "volumes": ("aws", "gcp", "openstack", "vsphere"),
     "launches": ("azure", "vsphere"),
     "libraries": ("emulated",),
 }

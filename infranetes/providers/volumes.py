@@ -205,8 +205,8 @@ class ISnapshots(Interface):
       flushed writes that came before it. Nobody has to stop writing, and the VM is not held up while the
       content is copied.
     - It depends on nothing else: its volume may be changed, enlarged or deleted, and so may a snapshot of
-      which volumes were made. Without `outlive_volumes`, a volume that has snapshots is neither enlarged nor
-      deleted: both fail with `FailedPrecondition`.
+      which volumes were made. Without `outlive_volumes`, a volume that has snapshots is not deleted, and with
+      some IaaS not enlarged either: that fails with `FailedPrecondition`.
     - Taking it never keeps a volume from being attached, detached, enlarged or deleted: where one has to wait
       for the other, taking the snapshot fails with `Unavailable`, and may be tried again.
     """

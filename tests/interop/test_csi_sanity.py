@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from twisted.internet.utils import getProcessOutputAndValue
 
 from infranetes.csi.config import CsiConfig
-from infranetes.providers.cloud import aws, gcp, vsphere
+from infranetes.providers.cloud import aws, gcp, openstack, vsphere
 from infranetes.providers.cloud.aws.bundled import offers
 from infranetes.providers.cloud.gcp.sizes import prices
 from infranetes.providers.interface import IPodProvider, ProviderContext
@@ -25,6 +25,7 @@ from tests.infranetes.csi.case import MIB, NODE, CsiCase, Pods, reactor
 from tests.support.clouds.aws import SimulatedAws
 from tests.support.clouds.gce import SimulatedGce
 from tests.support.clouds.moto import REGION
+from tests.support.clouds.openstack import SimulatedOpenStack
 from tests.support.clouds.vsphere import SimulatedVcenter
 from tests.support.clouds.world import World
 
@@ -170,6 +171,15 @@ class GcpSanityTests(CloudSanity, CsiCase):
         world = SimulatedGce(reactor, directory)
         world.operation_seconds = 0.02
         return world, gcp.create
+
+
+@needs_tools("csi-sanity", "wheels")
+@needs_mounts
+class OpenStackSanityTests(CloudSanity, CsiCase):
+    """Volumes that are Cinder's."""
+
+    def make_world(self, directory: Path) -> tuple[World, Create]:
+        return SimulatedOpenStack(reactor, directory), openstack.create
 
 
 @needs_tools("vcsim")

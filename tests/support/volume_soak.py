@@ -44,12 +44,13 @@ NODE = "soak"
 STEP_SECONDS = 600.0  # enough for daemons that are killed in the middle of a step
 # The number of calls after which a daemon is killed at the latest. vSphere needs several calls where others
 # need one.
-_FARTHEST: Mapping[str, int] = {"aws": 40, "gcp": 40, "vsphere": 300}
+_FARTHEST: Mapping[str, int] = {"aws": 40, "gcp": 40, "openstack": 40, "vsphere": 300}
 WHEN = {"before": FaultKind.ERROR, "after": FaultKind.LOST}
 # The calls of a volume's life that change something, and one that only looks, by the cloud's provider.
 CALLS: Mapping[str, tuple[str, ...]] = {
     "aws": ("CreateVolume", "AttachVolume", "DetachVolume", "DeleteVolume", "DescribeVolumes"),
     "gcp": ("create disk", "attach disk", "detach disk", "delete disk", "operation"),
+    "openstack": ("create volumes", "attach", "detach", "delete volumes", "look at volumes"),
     "vsphere": (
         "CreateVirtualDisk_Task",
         "RegisterDisk",
@@ -77,6 +78,16 @@ def _thd_gcp(world: Any, cluster: str) -> Holders:
     }
 
 
+def _thd_openstack(world: Any, cluster: str) -> Holders:
+    cinder = world.api.cinder
+    attached = list(cinder.attachments.values())
+    return {
+        id: [each["instance"] for each in attached if each["volume_id"] == id]
+        for id, one in list(cinder.volumes.items())
+        if one["metadata"].get(CLUSTER) == cluster and VOLUME in one["metadata"]
+    }
+
+
 def _thd_vsphere(world: Any, cluster: str) -> Holders:
     return {id: [vm.name for vm in world.disks.users(id)] for id in world.disks.ids()}
 
@@ -84,6 +95,7 @@ def _thd_vsphere(world: Any, cluster: str) -> Holders:
 VIEWS: Mapping[str, Callable[[Any, str], Holders]] = {
     "aws": _thd_aws,
     "gcp": _thd_gcp,
+    "openstack": _thd_openstack,
     "vsphere": _thd_vsphere,
 }
 

@@ -7,12 +7,15 @@
     Compute Engine  the device's name                                VPD page 0x83: a T10 vendor id
                     the device's name, as JSON                       the vendor's part of an NVMe namespace
     vSphere         the VMDK's UUID, with disk.EnableUUID            VPD pages 0x80, and 0x83: an NAA id
+    OpenStack       the volume's id, as much as fits                 virtio-blk's serial: 20 characters
+                    the volume's id                                  VPD page 0x80
 
 A disk is used only if it reports exactly the identifier asked for and no other disk does: never by its place,
-size or order. Other disks are read, and not changed. Every method blocks: call it in a thread.
+size or order. At OpenStack that is as much of the volume's id as fits virtio-blk, on any bus. Other disks are
+read, and not changed. Every method blocks: call it in a thread.
 
 Sources: Amazon EBS user guide, "Identify the EBS device"; Google's guest-configs, `google_nvme_id`; SPC-4,
-7.8; NVM Express base specification 1.4, figure 245.
+7.8; NVM Express base specification 1.4, figure 245; linux/virtio_blk.h, VIRTIO_BLK_ID_BYTES.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import ctypes
 import fcntl
 import json
 import os
+import re
 import struct
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
@@ -33,6 +37,8 @@ _HEADER = 4  # bytes of the header of a vital product data page
 _GOOGLE = ("Google", "PersistentDisk")  # vendor and product in a T10 vendor id, padded to 8 and 16 characters
 _GOOGLE_NVME = "nvme_card-pd"  # the model of every persistent disk's controller; they share a serial number
 _EC2_NVME = "Amazon Elastic Block Store"
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # an id of Cinder's
+_VIRTIO_CHARACTERS = 20  # of a serial number, in virtio-blk
 _LOGICAL_UNIT, _T10, _NAA = 0, 1, 3  # a designator's association, and two types of designators
 # An NVMe command, the size of its answer, and the offset of the vendor's part.
 _IDENTIFY, _IDENTIFY_SIZE, _VENDORS_OWN = 0x06, 4096, 384
@@ -68,7 +74,9 @@ class GuestDisks(ScsiDisks):
         self._identify = identify
 
     def with_serial(self, target: int, serial: str, used: Collection[str] = ()) -> str | None:
-        """As in `ScsiDisks`, for all SCSI and NVMe disks. :raise FailedPrecondition: several report it."""
+        """As in `ScsiDisks`, for all SCSI, NVMe and virtio-blk disks.
+
+        :raise FailedPrecondition: several report it."""
         found = super().with_serial(target, serial, used)
         if found is not None:
             return found
@@ -94,6 +102,8 @@ class GuestDisks(ScsiDisks):
         device = self._sys / "block" / name / "device"
         if name.startswith("sd"):
             return frozenset(_scsi_ids(device))
+        if name.startswith("vd"):
+            return frozenset({_text(device.parent / "serial")} - {""})
         if name.startswith("nvme"):
             return frozenset(self._nvme_ids(name, device))
         return frozenset()
@@ -110,7 +120,8 @@ class GuestDisks(ScsiDisks):
 
 def _scsi_ids(device: Path) -> Iterator[str]:
     with suppress(OSError):
-        yield (device / "vpd_pg80").read_bytes()[_HEADER:].decode("latin-1").strip(" \0")
+        serial = (device / "vpd_pg80").read_bytes()[_HEADER:].decode("latin-1").strip(" \0")
+        yield serial[:_VIRTIO_CHARACTERS] if _UUID.fullmatch(serial) else serial
     with suppress(OSError):
         yield from _designators((device / "vpd_pg83").read_bytes()[_HEADER:])
 

@@ -12,6 +12,7 @@ from infranetes.providers.cloud.aws.bundled import offers
 from infranetes.providers.cloud.gcp.sizes import prices
 from infranetes_common.reactors import installed
 from tests.harness.days import today
+from tests.harness.durations import slow
 from tests.harness.needs import needs_tools, nightly
 from tests.support.clouds.moto import REGION
 from tests.support.infrastructure import SOUND
@@ -36,16 +37,21 @@ class SoakCase(TestCase):
 @needs_tools("wheels")
 class ShortSoakTests(SoakCase):
     async def test_on_the_cloud_of_the_day(self) -> None:
-        await self.check(("aws", "gcp")[today() % 2], lives=1, seconds=1.0)
+        await self.check(("aws", "gcp", "openstack")[today() % 3], lives=1, seconds=1.0)
 
 
 @nightly
+@slow(15, "daemons are killed at one call after another for ten seconds")
 class VolumeSoakTests(SoakCase):
     async def test_on_ec2(self) -> None:
         await self.check("aws", lives=3, seconds=10.0)
 
     async def test_on_compute_engine(self) -> None:
         await self.check("gcp", lives=3, seconds=10.0)
+
+    @needs_tools("wheels")
+    async def test_on_openstack(self) -> None:
+        await self.check("openstack", lives=3, seconds=10.0)
 
     @needs_tools("vcsim")
     async def test_on_vsphere(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,6 +25,15 @@ FLAVORS: tuple[tuple[str, int, int, int, dict[str, str]], ...] = (
     ("g1.large", 4, 8192, 80, {"pci_passthrough:alias": "a100:1, nic:2"}),
     ("v1.large", 4, 8192, 80, {"resources:VGPU": "1"}),
 )
+
+# By a service's type: its name, and the path of its endpoint.
+SERVICES = {
+    "compute": ("compute-service", "compute/v2.1"),
+    "network": ("network-service", "network/"),
+    "image": ("image-service", "image"),
+    "volumev3": ("volume-service", f"volumev3/v3/{PROJECT}"),
+    "identity": ("keystone", "identity"),
+}
 
 
 def now(seconds: float = 0.0) -> str:
@@ -152,8 +162,9 @@ def image(name: str, **properties: Any) -> Json:
     }
 
 
-def catalog(endpoint: str) -> list[Json]:
-    """Return a catalog, whose services don't have DevStack's names. One region is another cloud's."""
+def catalog(endpoint: str, services: Iterable[str] = SERVICES) -> list[Json]:
+    """Return a catalog of services of these types, which don't have DevStack's names. One region is another
+    cloud's."""
     return [
         {
             "type": kind,
@@ -171,10 +182,6 @@ def catalog(endpoint: str) -> list[Json]:
                 for region, where in ((REGION, endpoint), ("Elsewhere", "https://192.0.2.2:1"))
             ],
         }
-        for kind, name, path in (
-            ("compute", "compute-service", "compute/v2.1"),
-            ("network", "network-service", "network/"),
-            ("image", "image-service", "image"),
-            ("identity", "keystone", "identity"),
-        )
+        for kind in services
+        for name, path in (SERVICES[kind],)
     ]

@@ -27,7 +27,7 @@ from tests.support.clouds import wheels
 
 RELEASE = "nova"
 _SCHEMAS = "nova.api.openstack.compute.schemas"
-_MODULES = ("servers", "flavors", "console_output", "availability_zone")
+_MODULES = ("servers", "flavors", "console_output", "availability_zone", "volume_attachments")
 # By verb and path: a schema's module, and its names for requests and answers.
 _JUDGES = {
     ("GET", "/servers/detail"): ("servers", "index_query", "detail_response"),
@@ -35,10 +35,11 @@ _JUDGES = {
     ("GET", "/os-availability-zone"): ("availability_zone", "index_query", "index_response"),
     ("POST", "/servers"): ("servers", "create", "create_response"),
     ("GET", "/servers/ID"): ("servers", "show_query", "show_response"),
+    ("POST", "/servers/ID/os-volume_attachments"): ("volume_attachments", "create", "create_response"),
     ("POST", "/servers/ID/action"): ("console_output", "get_console_output", "get_console_output_response"),
 }
 _SAMPLES = "nova/tests/functional/api_sample_tests/api_samples/"
-_FORMATS = FormatChecker(formats=("ipv4", "ipv6", "uuid", "regex"))
+FORMATS = FormatChecker(formats=("ipv4", "ipv6", "uuid", "regex"))
 
 
 def _is_base64(text: object) -> bool:
@@ -50,8 +51,8 @@ def _is_time(text: object) -> bool:
     return not isinstance(text, str) or bool(datetime.fromisoformat(text))
 
 
-_FORMATS.checks("base64", raises=(binascii.Error, ValueError))(_is_base64)
-_FORMATS.checks("date-time", raises=ValueError)(_is_time)
+FORMATS.checks("base64", raises=(binascii.Error, ValueError))(_is_base64)
+FORMATS.checks("date-time", raises=ValueError)(_is_time)
 
 
 def _stubs() -> dict[str, ModuleType]:
@@ -113,7 +114,7 @@ def _current(found: Mapping[str, Any]) -> Mapping[str, Draft4Validator]:
         version = int(parts[2] or 0)
         if version <= minor and version >= latest.get(parts[1], (-1, None))[0]:
             latest[parts[1]] = version, schema
-    return {name: Draft4Validator(schema, format_checker=_FORMATS) for name, (_, schema) in latest.items()}
+    return {name: Draft4Validator(schema, format_checker=FORMATS) for name, (_, schema) in latest.items()}
 
 
 @attrs.frozen

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated OpenStack over HTTPS, with faults between it and the provider, and agents in its servers.
 
-One server is Keystone, Nova, Neutron and Glance, each below a path of its own; another one is the metadata
-service of all servers, which it knows by their source address: the network is a part of 127.0.0.0/8, where
-every address is the loopback interface's.
+One server is Keystone, Nova, Neutron, Glance and Cinder, each below a path of its own; another one is the
+metadata service of all servers, which it knows by their source address: the network is a part of 127.0.0.0/8,
+where every address is the loopback interface's.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import secrets
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import attrs
 
 from infranetes.providers.cloud.interface import SANDBOX, TOKEN
+from infranetes.providers.cloud.openstack.errors import VOLUME_MICROVERSION
 from tests.support.clouds import (
+    cinder_schemas,
     keystone_rules,
     neutron_attributes,
     nova_resources,
@@ -29,7 +32,8 @@ from tests.support.clouds.faults import NEVER, NO_AGENT, UNANSWERED, Fault, Faul
 from tests.support.clouds.guest_instances import GuestInstances
 from tests.support.clouds.http_sites import Answer
 from tests.support.clouds.nova_resources import PROJECT, REGION, ZONES, Json
-from tests.support.clouds.openstack_api import OpenStackApi, Refusal, addresses_of
+from tests.support.clouds.openstack_api import OpenStackApi, addresses_of
+from tests.support.clouds.openstack_refusals import Refusal
 from tests.support.clouds.simulated_cloud import QUICK, SimulatedCloud
 from tests.support.clouds.tls import certificate
 from tests.support.clouds.vm_image_instances import RunningVM
@@ -56,6 +60,9 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
     """One test's cloud.
 
     :ivar launch_seconds: how long a server is in BUILD.
+    :ivar services: the types of services in its catalog.
+    :ivar volume_seconds: how long a volume has a status in which something happens to it.
+    :ivar lag_seconds: how long Cinder is slow to show a new volume or snapshot.
     :ivar token_seconds: how long a token is valid.
     :ivar malformed: by the manual's access rules too.
     :ivar guests: its servers without our agent.
@@ -65,6 +72,11 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
         super().__init__(reactor, directory, "application/json", "application/octet-stream")
         self.api = OpenStackApi(self._launched, self._deleted, self._stop, self._console)
         self.launch_seconds = 0.1
+        self.services = list(nova_resources.SERVICES)
+        self.volume_seconds = 0.02
+        self.lag_seconds = 0.0
+        self.api.cinder.later = lambda step: self._call_later(self.volume_seconds, step)
+        self.api.cinder.appeared = lambda step: self._call_later(self.lag_seconds, step)
         self.token_seconds = TOKEN_SECONDS
         self.fault_message = _NO_HOST
         self.guests = GuestInstances(reactor, self._switched_off)
@@ -73,6 +85,7 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
     def start(self) -> None:
         """Start a cloud with networks, flavors, an image, two zones and an application credential."""
         nova_schemas.schemas()  # these take long
+        cinder_schemas.load()
         keystone_rules.wrong({"auth": {}})
         for kind in ("floatingips", "networks", "ports"):
             neutron_attributes.attributes(kind)
@@ -81,6 +94,9 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
         self.ca_file.write_bytes(certificate().pem)
         self.clouds_file = self._directory / "clouds.yaml"
         self.write_clouds(application_credential_id=APPLICATION, application_credential_secret=SECRET)
+
+    def _call_later(self, seconds: float, step: Callable[[], None]) -> None:
+        self._timers.append(self._reactor.callLater(seconds, step))
 
     def write_clouds(self, **auth: str) -> None:
         """Write clouds.yaml, as JSON, which is also YAML."""
@@ -197,7 +213,8 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
         except Refusal as refusal:
             if self._fault is not None and self._fault.kind in UNANSWERED:
                 return self._sent(parameters, {}, self._fault)
-            return _error(refusal.status, refusal.message, neutron=service == "network")
+            answered = _error(refusal.status, refusal.message, neutron=service == "network")
+            return (*answered, ("Retry-After", "0")) if refusal.status == 413 else answered
         return self._sent(parameters, answer, self._fault)
 
     def _served(
@@ -211,18 +228,28 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
             return answer
         if service == "image":
             return self.api.glance(method, path, query)
+        if service == "volumev3":
+            return self._cinder(method, path.removeprefix(f"v3/{PROJECT}"), query, body, version)
         path = path.removeprefix("v2.1")
         self.malformed += nova_schemas.schemas().wrong_request(method, path, query, body)
         answer = self.api.nova(method, path, query, body, version)
         self.malformed += nova_schemas.schemas().wrong_answer(method, path, answer)
         return answer
 
+    def _cinder(self, method: str, path: str, query: dict[str, str], body: Json, version: str) -> Json | None:
+        if version != f"volume {VOLUME_MICROVERSION}":
+            self.malformed.append(f"{method} {path} is of version {version!r}")
+        self.malformed += cinder_schemas.wrong_request(method, path, query, body)
+        answer = self.api.cinder.answer(method, path, query, body)
+        self.malformed += cinder_schemas.wrong_answer(answer)
+        return json.loads(json.dumps(answer)) if answer is not None else None
+
     def _sent(self, parameters: dict[str, str], answer: Json | None, fault: Fault | None) -> Answer:
         """Return what arrives of an answer."""
         kind = fault.kind if fault is not None else None
         key = json.dumps(parameters)
         if kind is FaultKind.STALE:
-            answer = self._stale.get(key, {"servers": []})
+            answer = self._stale.get(key, {"servers": [], "volumes": [], "snapshots": []})
         elif answer is not None:
             self._stale[key] = json.loads(json.dumps(answer))
         if kind is FaultKind.ACTED:
@@ -230,7 +257,8 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
         if fault is not None:
             fault.withhold_answer()
         if answer is None:
-            return 204, b""
+            is_begun = parameters["Action"] == "detach" or parameters["path"].startswith("v3/")
+            return 202 if is_begun else 204, b""
         return 202 if parameters["Action"] == "launch" else 200, json.dumps(answer).encode()
 
     def _issue(self, path: str, body: Json) -> Answer:
@@ -247,7 +275,7 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
                 "expires_at": nova_resources.now(self.token_seconds).replace("Z", ".000000Z"),
                 "project": {"id": PROJECT, "name": "pods", "domain": {"id": "default", "name": "Default"}},
                 "user": {"id": nova_resources.USER, "name": USERNAME},
-                "catalog": nova_resources.catalog(self.endpoint),
+                "catalog": nova_resources.catalog(self.endpoint, self.services),
             }
         }
         return 201, json.dumps(answer).encode(), ("X-Subject-Token", token)
@@ -271,6 +299,11 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
                 found.update(Action="launch", name=asked["name"], size=size, zone=zone)
             case ("compute", "DELETE", "v2.1", "servers", _):
                 found["Action"] = "destroy"
+            case ("compute", _, "v2.1", "servers", _, "os-volume_attachments", *_):
+                found["Action"] = "attach" if method == "POST" else "detach"
+            case ("volumev3", _, "v3", _, kind, *rest):
+                verb = {"POST": "create", "GET": "look at", "DELETE": "delete"}[method]
+                found["Action"] = "extend" if rest[1:] == ["action"] else f"{verb} {kind}"
             case ("network", _, "v2.0", kind, *_):
                 found["Action"] = f"{method.lower()} {kind}"
             case ("image", "GET", *_):
@@ -388,6 +421,7 @@ def _error(status: int, message: str, neutron: bool = False) -> Answer:
         403: "forbidden",
         404: "itemNotFound",
         409: "conflictingRequest",
+        413: "overLimit",
     }
     body: Json = {names.get(status, "computeFault"): {"code": status, "message": message}}
     if neutron:

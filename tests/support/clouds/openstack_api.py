@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A simulated OpenStack's resources and answers: Nova, Neutron and Glance, without HTTP."""
+"""A simulated OpenStack's resources and answers: Nova, Neutron, Glance and, by `cinder`, Cinder. No HTTP."""
 
 from __future__ import annotations
 
@@ -10,20 +10,13 @@ from collections.abc import Callable
 
 from infranetes.providers.cloud.openstack.errors import MICROVERSION
 from tests.support.clouds import nova_resources as resources
+from tests.support.clouds.cinder import Cinder
 from tests.support.clouds.nova_resources import PROJECT, ZONES, Json
+from tests.support.clouds.openstack_refusals import Refusal
 
 NETWORK = ipaddress.ip_network("127.80.0.0/16")  # all of it is the loopback interface's
 OUTSIDE = "203.0.113."
 MOST_PER_PAGE = 1000
-
-
-class Refusal(Exception):
-    """An error that is answered."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
 
 
 class OpenStackApi:
@@ -58,6 +51,7 @@ class OpenStackApi:
         self.page = MOST_PER_PAGE
         self.newest = int(MICROVERSION.partition(".")[2])
         self.hidden: set[str] = set()
+        self.cinder = Cinder(self.servers)
         self.add_image("infranetes")
         self.network, self.outside = self.add_network("pods"), self.add_network("public")
 
@@ -114,6 +108,12 @@ class OpenStackApi:
             case ("DELETE", "servers", id):
                 self._server(id)
                 self.delete(id)
+                return None
+            case ("POST", "servers", id, "os-volume_attachments"):
+                asked = body["volumeAttachment"]
+                return {"volumeAttachment": self.cinder.attach(self._server(id), asked)}
+            case ("DELETE", "servers", id, "os-volume_attachments", volume):
+                self.cinder.detach(self._server(id), volume)
                 return None
             case ("POST", "servers", id, "action") if "os-getConsoleOutput" in body:
                 self._server(id)
@@ -182,6 +182,7 @@ class OpenStackApi:
         """Delete a server with its ports. Floating addresses stay."""
         self._deleted(id)
         self.servers.pop(id, None)
+        self.cinder.server_gone(id)
         for port in [each["id"] for each in self.ports.values() if each["device_id"] == id]:
             del self.ports[port]
             for address in self.floating.values():

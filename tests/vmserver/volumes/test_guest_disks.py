@@ -118,6 +118,23 @@ class GuestDiskTests(SynchronousTestCase):
         self.disk("sdc", vpd_pg83=page(0x83, port + designator(3, bytes.fromhex(other), 1)))
         self.assertEqual((self.found(UUID), self.found(other)), ("sdb", "sdc"))
 
+    def test_a_volume_of_cinder_by_the_beginning_of_its_id_on_either_bus(self) -> None:
+        one, other = "0f6d2a9c-1111-4222-8333-444455556666", "0f6d2a9c-1111-4222-8aaa-444455556666"
+        self.disk("vda", serial="")
+        for name, id in (("vdb", one), ("vdc", other)):
+            self.disk(name)
+            (self.sys / "block" / name / "serial").write_text(f"{id[:20]}\n")
+        self.assertEqual(one[:20], other[:20])
+        with self.assertRaisesRegex(FailedPrecondition, "vdb and vdc"):
+            self.found(one[:20])
+        (self.sys / "block" / "vdc" / "serial").write_text("9f6d2a9c-1111-4222-8\n")
+        self.assertEqual((self.found(one[:20]), self.found("9f6d2a9c-1111-4222-8")), ("vdb", "vdc"))
+        self.disk("sda", vpd_pg80=page(0x80, b"77777777-1111-4222-8333-444455556666"))
+        self.disk("sdb", vpd_pg80=page(0x80, UUID.encode()))
+        self.assertEqual(self.found("77777777-1111-4222-8"), "sda")
+        self.assertIsNone(self.found(UUID[:20]), "another IaaS' are whole")
+        self.assertIsNone(self.found(one[:19]))
+
     def test_pages_that_are_cut_off_say_nothing(self) -> None:
         whole = page(0x83, google(NAME))
         for length in range(len(whole)):

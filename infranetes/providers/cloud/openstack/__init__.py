@@ -7,8 +7,10 @@ from collections.abc import Mapping
 
 from infranetes.providers.cloud.offers.own_prices import OwnPrices
 from infranetes.providers.cloud.openstack.cloud import OpenStackCloud
+from infranetes.providers.cloud.openstack.disks import OpenStackDisks
 from infranetes.providers.cloud.openstack.driver import Driver
 from infranetes.providers.cloud.openstack.settings import Settings
+from infranetes.providers.cloud.openstack.snapshots import OpenStackSnapshots
 from infranetes.providers.cloud.provider import CloudProvider
 from infranetes.providers.interface import ProviderContext
 from infranetes_common import config
@@ -23,4 +25,6 @@ def create(reactor: IReactor, table: Mapping[str, object], context: ProviderCont
     own = OwnPrices(settings.prices_file, f"{context.source}: providers.openstack.prices_file")
     cloud = OpenStackCloud(settings, context, own.prices)
     own.tell(cloud.use_prices)
-    return CloudProvider(reactor, cloud, settings, context, own=own)
+    disks = OpenStackDisks(settings, context.cluster)
+    snapshots = OpenStackSnapshots(context.cluster)
+    return CloudProvider(reactor, cloud, settings, context, disks, snapshots, own=own)

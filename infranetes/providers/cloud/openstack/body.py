@@ -14,11 +14,18 @@ ZONE = "infranetes-zone"  # in a server's metadata: the zone in which it was ask
 
 
 def server(
-    settings: Settings, request: LaunchRequest, flavor: str, image: str, network: str, address: str
+    settings: Settings,
+    request: LaunchRequest,
+    flavor: str,
+    image: str,
+    network: str,
+    address: str,
+    volume_gib: int,
 ) -> Mapping[str, object]:
     """Return the body.
 
     :param flavor: its id, and so are `image` and `network`.
+    :param volume_gib: the size of the root disk as a volume; 0: it is the flavor's own disk.
     :param address: the floating address that it shall get; "": none."""
     groups = request.wishes.security_groups or settings.security_groups
     content: dict[str, object] = {
@@ -30,8 +37,8 @@ def server(
     }
     if request.identity:
         content["user_data"] = base64.b64encode(request.identity).decode()
-    if settings.disk_gib:
-        content["block_device_mapping_v2"] = [_volume(settings, image)]
+    if volume_gib:
+        content["block_device_mapping_v2"] = [_volume(settings, image, volume_gib)]
     else:
         content["imageRef"] = image
     if groups:
@@ -51,14 +58,14 @@ def metadata(request: LaunchRequest, address: str) -> Mapping[str, str]:
     }
 
 
-def _volume(settings: Settings, image: str) -> Mapping[str, object]:
+def _volume(settings: Settings, image: str, gib: int) -> Mapping[str, object]:
     """Return the root disk as a volume, which is deleted with the server."""
     return {
         "boot_index": 0,
         "uuid": image,
         "source_type": "image",
         "destination_type": "volume",
-        "volume_size": settings.disk_gib,
+        "volume_size": gib,
         "delete_on_termination": True,
         **({"volume_type": settings.disk_type} if settings.disk_type else {}),
     }

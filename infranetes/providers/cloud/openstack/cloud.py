@@ -105,7 +105,8 @@ class OpenStackCloud:
         self._credentials = Credentials(settings)
         self._addresses = FloatingAddresses(context.cluster, context.node)
         self._architecture = "x86_64"  # the configured image's; all other images must have the same
-        self._flavors: dict[str, str] = {}  # by a flavor's name: its id
+        # By a flavor's name: its id, and the size of the root disk as a volume.
+        self._flavors: dict[str, tuple[str, int]] = {}
         # By name: the newest image's id, and until when it is valid.
         self._images: dict[str, tuple[str, float]] = {}
         self._network = ""  # the configured network's id
@@ -152,7 +153,7 @@ class OpenStackCloud:
 
     def zones(self, wishes: Wishes, within: str = "") -> Sequence[str]:
         zones = self._settings.zones
-        return zones_for(within, zones, self.name) if zones else [""]
+        return zones_for(within, zones, self.name) if zones else [within]
 
     def classify(self, error: Exception) -> CloudError | None:
         return errors.classify(error)
@@ -184,8 +185,9 @@ class OpenStackCloud:
                 f"{self.location} has no availability zone {min(missing)}; see zones in providers.openstack"
             )
         self._architecture = images.architecture_of(found.image)
-        flavors = sizes.usable(driver.flavors(), found.image, own_disk=bool(settings.disk_gib))
-        self._flavors = {each["name"]: each["id"] for each in flavors}
+        gibs = {"disk_gib": settings.disk_gib, "diskless_gib": settings.diskless_gib}
+        flavors = sizes.usable(driver.flavors(), found.image, **gibs)
+        self._flavors = {each["name"]: (each["id"], sizes.root_gib(each, **gibs)) for each in flavors}
         self.offers = tuple(
             sizes.offer(each, self._architecture, settings.gpu_aliases, self._prices) for each in flavors
         )
@@ -216,13 +218,15 @@ class OpenStackCloud:
         existing = self._thd_named(driver, name_of(request.token, request.number))
         if existing is not None:
             return existing  # it was launched before, and the answer was lost
-        flavor = self._flavors.get(request.size)
-        if flavor is None:
+        flavor, root_gib = self._flavors.get(request.size, ("", 0))
+        if not flavor:
             raise CloudError(ErrorKind.CAPACITY, f"there is no flavor {request.size} any more")
         image = self._thd_image_id(driver, request.image or self._settings.image)
         subnet, address = request.wishes.subnet, self._wanted_address(request.wishes)
         network = self._thd_network(driver, subnet) if subnet else self._network
-        id = driver.create_server(body.server(self._settings, request, flavor, image, network, address))
+        id = driver.create_server(
+            body.server(self._settings, request, flavor, image, network, address, root_gib)
+        )
         return CloudVM(
             id=id,
             token=request.token,

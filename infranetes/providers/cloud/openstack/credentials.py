@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import attrs
@@ -29,18 +29,21 @@ from infranetes.providers.cloud.openstack.settings import Settings
 
 _PATH = "/v3/auth/tokens"
 SERVICES = ("compute", "network", "image")
+VOLUME = "volume"
+_VOLUME_TYPES = ("volumev3", "block-storage")  # both are Cinder's types, the second its official one
 # Versions in a catalog's URLs, which are replaced by the versions that requests need; Nova's first API knows
 # no microversions.
 _VERSIONS: Mapping[str, tuple[str, str]] = {
     "compute": (r"/v2(?=/|$)", "/v2.1"),
     "network": (r"/v2\.0$", ""),
     "image": (r"/v2(?:\.\d+)?$", ""),
+    VOLUME: (r"/v2(?=/|$)", "/v3"),
 }
 
 
 @attrs.frozen
 class KeystoneSession:
-    """A token. :ivar endpoints: URLs of services, by their types."""
+    """A token. :ivar endpoints: URLs of SERVICES and, if there is one, of VOLUME."""
 
     token: str = attrs.field(repr=False)
     endpoints: Mapping[str, str]
@@ -114,20 +117,16 @@ class Credentials:
 
 
 def endpoints(token: Token, region: str, interface: str) -> Mapping[str, str]:
-    """Return the URLs of SERVICES in a token's catalog.
+    """Return the URLs of SERVICES, and of VOLUME, in a token's catalog.
 
     :param region: "": the only one that there is.
-    :raise CloudError: one is in none or in several regions; says which."""
+    :raise CloudError: one of SERVICES is in none, or one is in several regions; says which."""
     found: dict[str, str] = {}
-    for service in SERVICES:
-        urls = {
-            each.get("region_id") or each.get("region") or "": each["url"]
-            for entry in token.get("catalog") or ()
-            if entry.get("type") == service
-            for each in entry.get("endpoints") or ()
-            if each.get("interface") == interface
-        }
+    for service, types in (*((each, (each,)) for each in SERVICES), (VOLUME, _VOLUME_TYPES)):
+        urls = _urls(token, types, interface)
         here = {name: url for name, url in urls.items() if region in ("", name)}
+        if not here and service == VOLUME:
+            continue
         if len(here) != 1:
             regions = ", ".join(sorted(urls)) or "none"
             raise CloudError(
@@ -138,6 +137,21 @@ def endpoints(token: Token, region: str, interface: str) -> Mapping[str, str]:
         version, replacement = _VERSIONS[service]
         found[service] = re.sub(version, replacement, next(iter(here.values())).rstrip("/"))
     return found
+
+
+def _urls(token: Token, types: Sequence[str], interface: str) -> Mapping[str, str]:
+    """Return the URLs of a service by their regions, as the first of its types has them."""
+    for type in types:
+        urls = {
+            each.get("region_id") or each.get("region") or "": each["url"]
+            for entry in token.get("catalog") or ()
+            if entry.get("type") == type
+            for each in entry.get("endpoints") or ()
+            if each.get("interface") == interface
+        }
+        if urls:
+            return urls
+    return {}
 
 
 def _seconds(token: Token) -> float:

@@ -7,6 +7,12 @@
   names; `list_nodes` takes no filter and so returns the whole project; `ex_list_floating_ips` and
   `list_images` neither. `list_sizes` reads no extra specs. Here these requests are made as the API has them.
 - `ex_create_floating_ip` can't say whose an address is, nor which port it is for.
+- `create_volume` takes no metadata and no volume as a source, and `create_volume_snapshot` no metadata;
+  `list_volumes` and `ex_list_snapshots` take no filter. `detach_volume` trusts a description of the volume
+  that may be old. Enlarging, limits, messages and attachments are not there at all. `attach_volume`,
+  `destroy_volume` and `destroy_volume_snapshot` are used as they are.
+- It uses Cinder's second API wherever the third one has no catalog entry with DevStack's name, and says no
+  version of the API.
 - Errors of Neutron and Glance are not understood, and an error without a body is an `AttributeError`.
 
 libcloud is untyped; from here on resources have the types of `libcloud_types`.
@@ -21,25 +27,30 @@ from urllib.parse import urlencode
 
 from libcloud.common.exceptions import BaseHTTPError
 from libcloud.common.openstack import OpenStackBaseConnection, OpenStackResponse
-from libcloud.compute.base import Node
+from libcloud.compute.base import Node, StorageVolume, VolumeSnapshot
 from libcloud.compute.drivers.openstack import OpenStack_2_NodeDriver
 from libcloud.compute.types import NodeState
 
 from infranetes.providers.cloud.calls.connections import close_sockets
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.providers.cloud.openstack.connections import Trusting, words_of
-from infranetes.providers.cloud.openstack.credentials import Credentials, KeystoneSession
-from infranetes.providers.cloud.openstack.errors import MICROVERSION
+from infranetes.providers.cloud.openstack.credentials import VOLUME, Credentials, KeystoneSession
+from infranetes.providers.cloud.openstack.errors import MICROVERSION, VOLUME_MICROVERSION
 from infranetes.providers.cloud.openstack.libcloud_types import (
+    Attachment,
     Flavor,
     FloatingAddress,
     Image,
     Named,
     Server,
+    Snapshot,
+    Volume,
 )
+from infranetes_common.errors import FailedPrecondition
 
 _CONSOLE_LINES = 50
 _MAX_PAGES = 1000
+_VERSIONS = {"compute": f"compute {MICROVERSION}", VOLUME: f"volume {VOLUME_MICROVERSION}"}
 
 _Json: TypeAlias = Any
 """OpenStack's answer, before the caller gives it the type of its resource."""
@@ -74,7 +85,12 @@ class Connection(Trusting, OpenStackBaseConnection):  # type: ignore[misc]
         """Switch to the service's current endpoint. libcloud calls this first for each request."""
         session = self._session = self._credentials.session
         self.auth_token, self.ca_file = session.token, session.ca_file
-        endpoint = session.endpoints[self.service_type]
+        endpoint = session.endpoints.get(self.service_type)
+        if endpoint is None:
+            raise FailedPrecondition(
+                "Keystone's catalog has no service volumev3 or block-storage in this region: without Cinder "
+                "there are no volumes"
+            )
         if endpoint != self._endpoint:
             self.host, self.port, self.secure, self.request_path = self._tuple_from_url(endpoint)
             self.connect()
@@ -83,8 +99,8 @@ class Connection(Trusting, OpenStackBaseConnection):  # type: ignore[misc]
 
     def add_default_headers(self, headers: dict[str, str]) -> dict[str, str]:
         headers = {**headers, "X-Auth-Token": self.auth_token, "Accept": self.accept_format}
-        if self.service_type == "compute":
-            headers["OpenStack-API-Version"] = f"compute {MICROVERSION}"
+        if self.service_type in _VERSIONS:
+            headers["OpenStack-API-Version"] = _VERSIONS[self.service_type]
         return headers
 
     def request(self, *args: Any, **options: Any) -> Any:  # Any: libcloud's base class takes and returns them
@@ -119,15 +135,23 @@ class ImageConnection(Connection):
     service_type = "image"
 
 
+class VolumeConnection(Connection):
+    """A connection to Cinder."""
+
+    service_type = VOLUME
+
+
 class Driver(OpenStack_2_NodeDriver):  # type: ignore[misc]
     """The driver of one thread."""
 
     connectionCls = ComputeConnection
     network_connectionCls = NetworkConnection
     image_connectionCls = ImageConnection
+    volumev3_connectionCls = VolumeConnection
     # libcloud makes these connections too; nothing is sent over them.
-    volumev2_connectionCls = volumev3_connectionCls = reservation_connectionCls = Connection
+    volumev2_connectionCls = reservation_connectionCls = Connection
     connection: ComputeConnection
+    volumev3_connection: VolumeConnection
     network_connection: NetworkConnection
     image_connection: ImageConnection
 
@@ -191,15 +215,89 @@ class Driver(OpenStack_2_NodeDriver):  # type: ignore[misc]
         found = self.connection.request("/os-availability-zone").object["availabilityZoneInfo"]
         return [each["zoneName"] for each in found if each["zoneState"]["available"]]
 
-    def _pages(self, path: str, key: str, filters: Mapping[str, str]) -> Iterator[_Json]:
+    def _pages(
+        self, path: str, key: str, filters: Mapping[str, str], connection: Connection | None = None
+    ) -> Iterator[_Json]:
         query = dict(filters)
         for _ in range(_MAX_PAGES):
-            page = self.connection.request(_with(path, query)).object
+            page = (connection or self.connection).request(_with(path, query)).object
             yield from page[key]
             if not page[key] or not page.get(f"{key}_links"):
                 return
             query["marker"] = page[key][-1]["id"]
         raise CloudError(ErrorKind.UNEXPECTED, f"the list {path} does not end")
+
+    def attach(self, server: str, volume: str) -> None:
+        """Ask for a volume to be given to a server, whose end it outlives."""
+        node = Node(server, server, NodeState.UNKNOWN, [], [], self)
+        self.attach_volume(node, StorageVolume(volume, volume, 0, self))
+
+    def detach(self, server: str, volume: str) -> None:
+        """Ask for a volume to be taken from a server. Idempotent."""
+        _unless_missing(self.connection, f"/servers/{server}/os-volume_attachments/{volume}", "DELETE")
+
+    # ---- Cinder
+
+    def _get_volume_connection(self) -> VolumeConnection:
+        return self.volumev3_connection
+
+    def volume(self, id: str) -> Volume | None:
+        """Return a volume, if it exists."""
+        found = _unless_missing(self.volumev3_connection, f"/volumes/{id}")
+        return None if found is None else found["volume"]
+
+    def volumes(self, **filters: str) -> list[Volume]:
+        """Return the project's volumes that match filters of Cinder's."""
+        return list(self._pages("/volumes/detail", "volumes", filters, self.volumev3_connection))
+
+    def make_volume(self, body: Mapping[str, object]) -> Volume:
+        """Ask for a volume."""
+        made: Volume = self._cinder("/volumes", {"volume": body})["volume"]
+        return made
+
+    def delete_volume(self, id: str) -> None:
+        """Ask for a volume's end."""
+        self.destroy_volume(StorageVolume(id, id, 0, self))
+
+    def grow_volume(self, id: str, gib: int) -> None:
+        """Ask for a larger volume."""
+        self._cinder(f"/volumes/{id}/action", {"os-extend": {"new_size": gib}})
+
+    def attachments(self, volume: str) -> list[Attachment]:
+        """Return a volume's attachments in all states. The list that has more would show secrets."""
+        path = _with("/attachments", {"volume_id": volume})
+        found: list[Attachment] = self.volumev3_connection.request(path).object["attachments"]
+        return found
+
+    def messages(self, resource: str) -> list[str]:
+        """Return what Cinder tells users of a volume's or snapshot's failures, the latest first."""
+        path = _with("/messages", {"resource_uuid": resource, "sort": "created_at:desc"})
+        return [each["user_message"] for each in self.volumev3_connection.request(path).object["messages"]]
+
+    def volume_limits(self) -> Mapping[str, int]:
+        """Return the project's limits, and what is used of them."""
+        found: Mapping[str, int] = self.volumev3_connection.request("/limits").object["limits"]["absolute"]
+        return found
+
+    def snapshot(self, id: str) -> Snapshot | None:
+        """Return a snapshot, if it exists."""
+        found = _unless_missing(self.volumev3_connection, f"/snapshots/{id}")
+        return None if found is None else found["snapshot"]
+
+    def snapshots(self, **filters: str) -> list[Snapshot]:
+        """Return the project's snapshots that match filters of Cinder's."""
+        return list(self._pages("/snapshots/detail", "snapshots", filters, self.volumev3_connection))
+
+    def make_snapshot(self, body: Mapping[str, object]) -> None:
+        """Ask for a snapshot."""
+        self._cinder("/snapshots", {"snapshot": body})
+
+    def delete_snapshot(self, id: str) -> None:
+        """Ask for a snapshot's end."""
+        self.destroy_volume_snapshot(VolumeSnapshot(id, self))
+
+    def _cinder(self, path: str, body: Mapping[str, object]) -> _Json:
+        return self.volumev3_connection.request(path, method="POST", data=body).object
 
     # ---- Glance
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fields that are used of OpenStack's resources, which libcloud returns as untyped JSON.
 
-Names are OpenStack's (source: its API reference, Compute 2.67, Networking 2.0, Image 2).
+Names are OpenStack's (source: its API reference, Compute 2.67, Networking 2.0, Image 2, Block Storage 3.59).
 """
 
 from __future__ import annotations
@@ -83,6 +83,47 @@ class FloatingAddress(TypedDict, total=False):
     port_id: str | None
     description: str
     floating_network_id: str
+
+
+class VolumeAttachment(TypedDict, total=False):
+    """A server that has a volume, as the volume shows it."""
+
+    server_id: str | None  # None: it is attached to a host
+    host_name: str | None
+
+
+class Attachment(TypedDict, total=False):
+    """An attachment of a volume in any state."""
+
+    instance: str | None  # a server's id
+    status: str
+
+
+class Volume(TypedDict, total=False):
+    """A volume."""
+
+    id: str
+    name: str | None
+    size: int  # GiB; the old size until it has really grown
+    status: str
+    availability_zone: str | None
+    metadata: Mapping[str, str]
+    multiattach: bool
+    attachments: Sequence[VolumeAttachment]  # only those that are complete
+    snapshot_id: str | None
+    source_volid: str | None
+
+
+class Snapshot(TypedDict, total=False):
+    """A snapshot of a volume."""
+
+    id: str
+    name: str | None
+    size: int  # GiB, the volume's when it was taken
+    status: str
+    volume_id: str
+    created_at: str  # in UTC, without saying so
+    metadata: Mapping[str, str]
 
 
 class CatalogEndpoint(TypedDict, total=False):

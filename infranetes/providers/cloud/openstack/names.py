@@ -11,14 +11,14 @@ from collections.abc import Mapping
 ID = r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}"
 NAME = r"[^\s/?#&%,]{1,255}"  # a resource's name or id
 
-_SERVER = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_NEW_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _MAX_TAG = 60
 _PLAIN_TAG = re.compile(r"[A-Za-z0-9._:=@+-]*")
 
 
 def is_id(text: str) -> bool:
-    """Return whether this could be the id of a server."""
-    return _SERVER.fullmatch(text) is not None
+    """Return whether this could be the id of a server, a volume or a snapshot."""
+    return _NEW_ID.fullmatch(text) is not None
 
 
 def is_any_id(text: str) -> bool:
@@ -29,6 +29,13 @@ def is_any_id(text: str) -> bool:
 def name_of(token: str, number: int) -> str:
     """Return a server's name. Nova allows several servers of one name: a launch looks for the name first."""
     return f"infranetes-{token}-{number}"
+
+
+def hashed_name_of(cluster: str, name: str) -> str:
+    """Return the name by which a volume or snapshot of a cluster is looked for at Cinder, which takes off
+    spaces at the ends of a name and compares names as the database does, such as without their case."""
+    digest = hashlib.sha256(f"{len(cluster)} {cluster} {name}".encode()).hexdigest()
+    return f"infranetes-{digest[:40]}"
 
 
 def tag(key: str, value: str) -> str:

@@ -15,6 +15,11 @@ _is_name = matching(NAME, "a name or an id")
 _are_names = all_of(NAME, "names or ids")
 
 
+def _has_zone(instance: Settings, attribute: attrs.Attribute[bool], value: bool) -> None:
+    if not value and not instance.volume_zone and not instance.zones:
+        raise ValueError("without it volumes have a zone: give volume_zone or zones")
+
+
 @attrs.frozen(kw_only=True)
 class Settings(CloudSettings):
     """The table `providers.openstack`."""
@@ -32,8 +37,15 @@ class Settings(CloudSettings):
     floating_network: str = attrs.field(default="", validator=_is_name)
     public_address: bool = False  # for pods without an annotation
     disk_gib: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # 0: as the flavor has it
-    # The type of volumes; empty: Cinder's default.
+    # The size of the root volumes of pods whose flavor has no disk; 0: such flavors are not used.
+    diskless_gib: int = attrs.field(default=0, validator=attrs.validators.ge(0))
+    # The type of root volumes; empty: Cinder's default.
     disk_type: str = attrs.field(default="", validator=_is_name)
+    # The type of persistent volumes, and Cinder's zone for them; empty: Cinder's defaults.
+    volume_type: str = attrs.field(default="", validator=_is_name)
+    volume_zone: str = attrs.field(default="", validator=_is_name)
+    # Whether Nova gives a server volumes of any zone, as it does by default (cross_az_attach).
+    cross_zone_volumes: bool = attrs.field(default=True, validator=_has_zone)
     # Names of Nova's PCI aliases that stand for GPUs, with * and ?.
     gpu_aliases: tuple[str, ...] = attrs.field(default=("*",), validator=all_of(r"[A-Za-z0-9_*?-]+", "names"))
     # A file with one's own prices, see `own_prices`.

@@ -17,16 +17,26 @@ _ALIASES = "pci_passthrough:alias"
 _RESOURCES = ("resources:VGPU", "resources:PGPU")
 
 
-def usable(flavors: Iterable[Flavor], image: Image, *, own_disk: bool) -> list[Flavor]:
+def root_gib(flavor: Flavor, disk_gib: int, diskless_gib: int) -> int:
+    """Return the size of the root disk as a volume; 0: it is the flavor's own disk.
+
+    :param disk_gib: the configured size for all flavors, and `diskless_gib` for those without a disk."""
+    return disk_gib or (0 if int(flavor.get("disk") or 0) else diskless_gib)
+
+
+def usable(
+    flavors: Iterable[Flavor], image: Image, *, disk_gib: int = 0, diskless_gib: int = 0
+) -> list[Flavor]:
     """Return the flavors that take an image; Nova refuses others.
 
-    :param own_disk: the root disk is a volume, whatever disk the flavor has. Otherwise flavors without a
-        disk, which most clouds refuse, are left out."""
+    Flavors without a disk, which most clouds refuse, are left out unless the root disk is a volume: see
+    `root_gib`."""
     least, memory = max(int(image.get("min_disk") or 0), 1), int(image.get("min_ram") or 0)
     return [
         each
         for each in flavors
-        if (own_disk or int(each.get("disk") or 0) >= least) and int(each["ram"]) >= memory
+        if (root_gib(each, disk_gib, diskless_gib) or int(each.get("disk") or 0) >= least)
+        and int(each["ram"]) >= memory
     ]
 
 

@@ -130,6 +130,43 @@ class ErrorTests(SynchronousTestCase):
         ):
             self.assertIs(self.kind(status, body), kind, body)
 
+    def test_refusals_of_requests_about_volumes(self) -> None:
+        """With the messages of Cinder's and Nova's exceptions."""
+        for status, words, kind in (
+            (413, "Requested volume or snapshot exceeds allowed gigabytes quota. Requested 1G, quota is 1G "
+                  "and 1G has been consumed.", ErrorKind.QUOTA),
+            (413, "Requested volume size 9G is larger than maximum allowed limit 8G.", ErrorKind.QUOTA),
+            (413, "Maximum number of volumes allowed (10) exceeded for quota 'volumes'.", ErrorKind.QUOTA),
+            (413, "Maximum number of snapshots allowed (10) exceeded", ErrorKind.QUOTA),
+            (413, "Unexpected over quota on gigabytes_fast.", ErrorKind.QUOTA),
+            (403, "The maximum allowed number of disk devices (26) to attach to a single instance has been "
+                  "exceeded.", ErrorKind.QUOTA),
+            (400, "Invalid volume: Volume ID status must be available or downloading to reserve, but the "
+                  "current status is in-use.", ErrorKind.STATE),
+            (400, "Invalid volume: volume ID already attached", ErrorKind.STATE),
+            (400, "Invalid volume: Invalid input received: Invalid volume: Unable to detach volume. Volume "
+                  "status must be 'in-use' and attach_status must be 'attached' to detach.", ErrorKind.STATE),
+            (400, "Invalid snapshot: Snapshot status must be available or error and must not be part of a "
+                  "group.", ErrorKind.STATE),
+            (400, "Invalid input received: New size for extend must be greater than current size. "
+                  "(current: 2, extended: 2).", ErrorKind.STATE),
+            (409, "Cannot 'attach_volume' instance ID while it is in task_state resize_prep",
+             ErrorKind.STATE),
+            (400, "Invalid volume: Instance ID and volume ID are not in the same availability_zone. Instance "
+                  "is in a. Volume is in b", ErrorKind.INVALID),
+            (400, "Availability zone 'gone' is invalid.", ErrorKind.INVALID),
+            (404, "Volume ID could not be found.", ErrorKind.NOT_FOUND),
+            (503, "status must be: there is no answer", ErrorKind.TRANSIENT),
+        ):  # fmt: skip
+            try:
+                with errors.disk_refusals():
+                    raise _raised(status, _fault(words))
+            except CloudError as error:
+                found = error
+            except Exception as error:
+                found = errors.classify(error) or classify(error)
+            self.assertIs(found.kind, kind, words)
+
     def test_messages_are_words(self) -> None:
         for body, words in (
             (_fault("words of\nit"), "403 words of it"),
@@ -293,12 +330,26 @@ class EndpointTests(SynchronousTestCase):
             {"compute": "http://n/v2.1/", "network": "http://u:9696/v2.0", "image": "http://g/v2"},
             {"compute": "http://n/v2", "network": "http://u:9696", "image": "http://g/v2.9/"},
         ):
+            urls["volumev3"] = "http://v/v3/p"
             self.assertEqual(
                 endpoints(self.token(**urls), "", "public"),
-                {"compute": "http://n/v2.1", "network": "http://u:9696", "image": "http://g"},
+                {
+                    "compute": "http://n/v2.1",
+                    "network": "http://u:9696",
+                    "image": "http://g",
+                    "volume": "http://v/v3/p",
+                },
             )
         project = {"compute": "http://n/v2/0123", "network": "u", "image": "g"}
         self.assertEqual(endpoints(self.token(**project), "R", "public")["compute"], "http://n/v2.1/0123")
+
+    def test_cinder_may_have_either_of_its_types_or_not_be_there(self) -> None:
+        token = self.token(volumev3="http://v/v2/p")
+        self.assertEqual(endpoints(token, "R", "public")["volume"], "http://v/v3/p")
+        official: Any = json.loads(json.dumps(token).replace("volumev3", "block-storage"))
+        self.assertEqual(endpoints(official, "R", "public")["volume"], "http://v/v3/p")
+        none: Any = json.loads(json.dumps(token).replace("volumev3", "volumev2"))
+        self.assertNotIn("volume", endpoints(none, "R", "public"))
 
     def test_a_service_that_is_not_there_once_is_named_with_the_regions(self) -> None:
         for region, interface in (("S", "public"), ("R", "admin")):
@@ -315,15 +366,18 @@ class EndpointTests(SynchronousTestCase):
 class SizeTests(SynchronousTestCase):
     def flavors(self, **image: int) -> list[str]:
         every = cast(list[Flavor], nova_resources.flavors())
-        own_disk = bool(image.pop("own_disk", 0))
-        return [each["name"] for each in usable(every, cast(Any, image), own_disk=own_disk)]
+        gibs = {name: image.pop(name, 0) for name in ("disk_gib", "diskless_gib")}
+        return [each["name"] for each in usable(every, cast(Any, image), **gibs)]
 
     def test_flavors_that_can_not_boot_the_image_are_left_out(self) -> None:
         self.assertNotIn("m1.diskless", self.flavors())
-        self.assertIn("m1.diskless", self.flavors(own_disk=1))
+        self.assertIn("m1.diskless", self.flavors(disk_gib=1))
+        self.assertIn("m1.diskless", self.flavors(diskless_gib=1))
+        self.assertNotIn("m1.tiny", self.flavors(min_disk=8, diskless_gib=8))
+        self.assertIn("m1.tiny", self.flavors(min_disk=8, disk_gib=8))
         self.assertEqual(self.flavors(min_disk=8)[0], "m1.small")
         self.assertEqual(self.flavors(min_ram=4096)[0], "m1.medium")
-        self.assertNotIn("m1.diskless", self.flavors(own_disk=1, min_ram=2048))
+        self.assertNotIn("m1.diskless", self.flavors(disk_gib=1, min_ram=2048))
 
     def test_gpus_are_those_of_the_extra_specs(self) -> None:
         by_name = {each["name"]: each for each in cast(list[Flavor], nova_resources.flavors())}

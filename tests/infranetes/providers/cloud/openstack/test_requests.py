@@ -132,6 +132,18 @@ class LaunchTests(RequestCase, TestCase):
         self.assertNotIn("imageRef", body["server"])
         self.assertEqual(body["os:scheduler_hints"], {"group": group})
 
+    async def test_only_flavors_without_a_disk_get_a_volume_for_one(self) -> None:
+        provider = await self.started_for_requests(diskless_gib=10, sizes=["m1.tiny", "m1.diskless"])
+        for size in ("m1.tiny", "m1.diskless"):
+            wanted = {"infranetes.io/instance-type": size}
+            await self.within(provider.launch(self.spec(annotations=wanted)))
+        with_disk, diskless = [body["server"] for body in self.world.bodies]
+        self.assertNotIn("block_device_mapping_v2", with_disk)
+        [volume] = diskless["block_device_mapping_v2"]
+        self.assertEqual((volume["volume_size"], volume["delete_on_termination"]), (10, True))
+        self.assertNotIn("volume_type", volume)
+        self.assertNotIn("imageRef", diskless)
+
     async def test_annotations_are_served(self) -> None:
         other = self.world.api.add_image("other")
         network = self.world.api.add_network("inner")

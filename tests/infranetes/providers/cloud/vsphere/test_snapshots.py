@@ -61,6 +61,8 @@ class SnapshotsCase(VolumesCase):
 class SnapshotsTests(SnapshotsCase, SnapshotsContract, TestCase):
     """The contract of snapshots."""
 
+    grow_with_snapshots = False
+
     async def made(self) -> IHasSnapshots:
         return await self.snapshotted()
 
