@@ -32,7 +32,7 @@ from infranetes.providers.qemu.network.bridge import open_tap
 from infranetes.providers.qemu.program.command_line import Fd
 from infranetes.providers.qemu.program.open_files import open_files
 from infranetes.providers.qemu.program.process import WatchedProcess, spawn
-from infranetes.providers.qemu.program.sockets import IDENTITY, QMP
+from infranetes.providers.qemu.program.sockets import AGENT, IDENTITY, QMP
 from infranetes.providers.qemu.template.template import DISK, OVERLAY, STATE
 from infranetes.providers.qemu.vm.connections import VmConnections
 from infranetes_common.concurrency import run_in_thread
@@ -240,6 +240,7 @@ async def _clone(reactor: IReactor, machine: _Machine, watch: _Watch) -> AsyncIt
             files.set_standard_streams(directory / "output")
             files.listen(Fd.QMP, directory / QMP)
             files.listen(Fd.IDENTITY, directory / IDENTITY)
+            files.listen(Fd.AGENT, directory / AGENT)
             files.listen(_PORT_FD, directory / FLOOR)
             files.add(Fd.TAP, open_tap("inffloor"))
             port = ("-chardev", f"socket,id={FLOOR},fd={_PORT_FD},server=on,wait=off")

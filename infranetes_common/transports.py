@@ -13,7 +13,14 @@ from twisted.internet.interfaces import (
 )
 
 
-class StreamTransport(ITCPTransport, IPushProducer, IConsumer):
+class ByteTransport(ITransport, IPushProducer, IConsumer):
+    """A transport of bytes in both directions, with flow control, whatever it is made of."""
+
+    def abortConnection() -> None:
+        """Close the connection at once, and drop what is not sent."""
+
+
+class StreamTransport(ByteTransport, ITCPTransport):
     """The transport of a TCP, TLS or unix connection."""
 
 

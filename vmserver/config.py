@@ -19,6 +19,7 @@ FILE = "file"
 CERTIFICATE = "certificate"
 CLOUDS = ("aws", "azure", "gcp", "openstack", "vsphere", "cloud")  # see vmserver.identity.metadata
 DEFAULT_CHANNEL = Path("/dev/virtio-ports/infranetes.identity")
+DEFAULT_AGENT_DEVICE = "/dev/virtio-ports/infranetes.agent"
 
 
 @attrs.frozen
@@ -28,6 +29,9 @@ class IdentityConfig:
     # virtio-serial, file, certificate, one of `CLOUDS`, or `cloud`: whichever cloud the machine is in
     source: str = VIRTIO_SERIAL
     path: Path = DEFAULT_CHANNEL  # the virtio-serial channel's device, or the document's file
+    # With the source `virtio-serial`: the device by which the node calls the agent. "", or none is there: the
+    # agent listens at a TCP port, with TLS.
+    agent_device: str = DEFAULT_AGENT_DEVICE
     cert: str = ""  # with the source `certificate`: the machine's and its CA's certificates, PEM
     key: str = ""  # with the source `certificate`: the private key
     # Whether to apply the identity to the machine (clock, entropy, names, network); if false, only the agent

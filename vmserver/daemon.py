@@ -13,7 +13,7 @@ Start order, each state entered once:
                up (`prewarm`)
     WAITING    sources look for an identity; a template is       an identity was taken on
                frozen here, so a clone has nothing to load
-    SERVING    the TLS listener answers the node                 the agent stops
+    SERVING    the listener answers the node                     the agent stops
     =========  ================================================  ==========================
 
 An identity kept from before (a restart of the agent alone) leads straight to SERVING; the source then brings
@@ -107,7 +107,9 @@ class Vmserver(Service):
         applier = applier or IdentityApplier(config.etc_dir, config.identity.interface)
         gate = MetadataGate(reactor, own_machine and config.identity.source in configuration.CLOUDS)
         guard = PortGuard(reactor) if own_machine and config.identity.node_only else None
-        self._listener = Listener(reactor, config.listen, config.limits, guard, listen)
+        self._listener = Listener(
+            reactor, config.listen, config.limits, guard, listen, _agent_device(config.identity)
+        )
         self._identity = CurrentIdentity(
             reactor, config.run_dir, applier if applies else None, gate, self._listener
         )
@@ -140,7 +142,7 @@ class Vmserver(Service):
 
     @property
     def port(self) -> int:
-        """The TLS listener's port; 0 while it does not listen."""
+        """The TLS listener's port; 0 while it does not listen, and where there is none."""
         return self._listener.port
 
     @deferred
@@ -179,7 +181,8 @@ class Vmserver(Service):
             return
         # A template has its channel from QEMU. Any other machine is booted for one pod, which waits for it.
         if self._config.identity.source == configuration.VIRTIO_SERIAL and not self._identity.sandbox_id:
-            await prewarm(self._reactor, self._server.factory, self._choice.provider)
+            by_tls = self._listener.by_tls
+            await prewarm(self._reactor, self._server.factory, self._choice.provider, by_tls=by_tls)
             await self._agent.prepare()
         self._source.start()
 
@@ -194,7 +197,7 @@ class Vmserver(Service):
             self._hotplug.stop()
         if self._source is not None:
             self._source.stop()
-        if self._listener.port:
+        if self._listener.is_open:
             await self._listener.stop_listening()
             await self._server.drain(DRAIN_SECONDS)
         self._listener.abort_connections()
@@ -265,3 +268,9 @@ class Vmserver(Service):
         config = read_again()
         self._make_choice(None, config)
         return config
+
+
+def _agent_device(config: configuration.IdentityConfig) -> Path | None:
+    """Return the port that the hypervisor gives the agent, with the identity's channel."""
+    private = config.source == configuration.VIRTIO_SERIAL and config.agent_device
+    return Path(config.agent_device) if private else None

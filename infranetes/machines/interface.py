@@ -8,9 +8,10 @@ VM. What the VM sends is checked and within `agent.limits` when it is handed on.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import Protocol, TypeVar
 
+from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import Interface
 
 from infranetes.machines.sessions import PortForwardCall, SessionCall
@@ -381,5 +382,12 @@ class IAgent(
     """All that the node asks of one VM. Connects when it is first used, and again after a loss."""
 
 
-Connect = Callable[[str, str, int], IAgent]
-"""`connect(sandbox_id, host, port)` makes a client of a VM's agent, which is not yet connected."""
+class Connect(Protocol):
+    """Makes clients of VMs' agents."""
+
+    def __call__(
+        self, sandbox_id: str, host: str, port: int, endpoint: IStreamClientEndpoint | None = None
+    ) -> IAgent:
+        """Make a client of a VM's agent, which is not yet connected.
+
+        :param endpoint: leads to the agent alone, in place of TLS to `host` and `port` (`IReachesAgents`)."""

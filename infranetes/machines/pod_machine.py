@@ -32,6 +32,7 @@ from typing import TypeVar
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.logger import Logger
 
 from infranetes.identity.certificates import Signed
@@ -48,6 +49,7 @@ from infranetes.providers.interface import (
     InstanceState,
     IPinsVms,
     IPlacesVms,
+    IReachesAgents,
     Size,
     VmRequest,
     launched_with,
@@ -173,8 +175,18 @@ class PodMachine:
             raise Unavailable(f"the agent of sandbox {self.id} is no longer connected")
         if self.client is None:
             facts = self.facts
-            self.client = self._context.connect(facts.id, facts.agent_host, facts.agent_port)
+            self.client = self._context.connect(
+                facts.id, facts.agent_host, facts.agent_port, self._endpoint()
+            )
         return self.client
+
+    def _endpoint(self) -> IStreamClientEndpoint | None:
+        """Return what alone leads to its agent; None: its address does."""
+        provider = self._context.provider
+        if not self.has_agent or not IReachesAgents.providedBy(provider):
+            return None
+        endpoint: IStreamClientEndpoint | None = provider.agent_endpoint(self.facts.instance_id)
+        return endpoint
 
     def tell_of_services(self) -> None:
         """Keep the VM's service proxy up to date, where this node does that. Idempotent.
@@ -257,6 +269,11 @@ class PodMachine:
             await self.connect().warm_up()
 
     @property
+    def needs_certificate(self) -> bool:
+        """Whether its agent shows a certificate when it is called."""
+        return self.has_agent and self._endpoint() is None
+
+    @property
     def first_key_is_private(self) -> bool:
         """Whether nobody else can have read the key that came with the VM's identity."""
         return IGivesIdentityPrivately.providedBy(self._context.provider)
@@ -266,7 +283,7 @@ class PodMachine:
 
         :raise InfranetesError: see `renew_certificate`."""
         now, lifetime = self._context.clock.seconds(), self._context.times.certificate
-        if not self.has_agent:
+        if not self.needs_certificate:
             return
         if not self.first_key_is_private or is_due(self.facts, now, lifetime):
             await self.renew_certificate()

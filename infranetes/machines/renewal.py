@@ -5,7 +5,8 @@ The first certificate reaches the VM with its identity. Where others may read th
 for little more than a launch, and is replaced soon after the VM is a pod, when none of its containers is
 being started: an emulated processor is busy with it for more than a second. From then on the VM makes its
 keys itself and the node signs them. The node records each certificate's expiry and key: a VM whose
-certificate expired while no daemon ran is still recognized by that key, and gets a new certificate.
+certificate expired while no daemon ran is still recognized by that key, and gets a new certificate. A VM
+whose agent is called by a channel of the hypervisor shows none, and keeps the first.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Renewal:
         """Schedule the replacement of the certificate with which the VM was launched. Returns at once.
 
         :param busy: returns whether the VM should not be disturbed now."""
-        if machine.first_key_is_private:
+        if machine.first_key_is_private or not machine.needs_certificate:
             return
         later = start(self._soon(machine, busy))
         self._later.add(later)
@@ -84,7 +85,11 @@ class Renewal:
         Returns when each is replaced or has failed."""
         now, lifetime = self._context.clock.seconds(), self._context.times.certificate
         waits = self._waiting
-        due = [one for one in self._machines() if one not in waits and is_due(one.facts, now, lifetime)]
+        due = [
+            one
+            for one in self._machines()
+            if one not in waits and is_due(one.facts, now, lifetime) and one.needs_certificate
+        ]
         await settled([self._renew(machine) for machine in due])
 
     async def _go_on(self) -> None:

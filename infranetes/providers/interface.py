@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import Attribute, Interface
 
 from infranetes.observer import NULL_OBSERVER, Observer
@@ -109,6 +110,8 @@ class Instance:
     address: str = ""  # the pod's IP; "": none yet
     more_addresses: tuple[str, ...] = ()  # its further addresses, of either family
     agent_host: str = ""  # where the node reaches its agent; usually the same as the address
+    # The agent's TCP port; 0: no agent of ours is in it. Nobody listens there if `IReachesAgents` has an
+    # endpoint for it.
     agent_port: int = 0
     created_at: float = 0.0  # seconds since 1970 UTC
     detail: str = ""  # for people, why it is in this state: an exit reason, the console's last line
@@ -264,6 +267,18 @@ class IGivesIdentityPrivately(Interface):
     """Also provided by an IPodProvider whose VMs get their identity by a channel that nobody else can read.
 
     So their first key and certificate are as good as later ones, and are not replaced early."""
+
+
+class IReachesAgents(Interface):
+    """Also provided by an IPodProvider some of whose VMs have a channel for their agents that nobody else can
+    reach.
+
+    So neither end shows a certificate there, and what is not encrypted is heard by nobody."""
+
+    def agent_endpoint(instance_id: str) -> IStreamClientEndpoint | None:
+        """Return what leads to a VM's agent, for one connection at a time. Works before `start`, too.
+
+        None: its address and port do, by TLS, as in VMs of earlier releases and those that boot images."""
 
 
 class IPinsVms(Interface):

@@ -9,11 +9,12 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.error import ProcessTerminated
+from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
@@ -27,6 +28,7 @@ from infranetes.providers.interface import (
     InstanceSpec,
     InstanceState,
     IPodProvider,
+    IReachesAgents,
     ProviderContext,
     Size,
     VmRequest,
@@ -101,6 +103,7 @@ class ProviderCase(_Base):
         self.authority = Authority(self.mktemp())
         self.providers: list[IPodProvider] = []
         self.channels: list[Channel] = []
+        self._private_channels: dict[str, Channel] = {}  # by instance: each takes one connection at a time
 
     def tearDown(self) -> Deferred[None]:
         return start(self.clean_up())
@@ -210,14 +213,33 @@ class ProviderCase(_Base):
             await self.sleep(0.05)
 
     def agent(self, instance: Instance, sandbox_id: str | None = None) -> AgentStub:
-        """Return a stub of the VM's agent, whose certificate must be for `sandbox_id`."""
-        endpoint = wrapClientTLS(
-            self.authority.client_options(sandbox_id or instance.sandbox_id),
-            marked_endpoint(reactor, instance.agent_host, instance.agent_port, 30.0),
+        """Return a stub of the VM's agent, whose certificate must be for `sandbox_id`, if it shows one."""
+        return AgentStub(self.channel(instance, sandbox_id))
+
+    def channel(self, instance: Instance, sandbox_id: str | None = None) -> Channel:
+        """Return a channel to the VM's agent, likewise; it may be the one that there is."""
+        endpoint = self.private_endpoint(instance)
+        if endpoint is not None and (known := self._private_channels.get(instance.id)) is not None:
+            return known
+        channel = Channel(
+            reactor,
+            endpoint
+            or wrapClientTLS(
+                self.authority.client_options(sandbox_id or instance.sandbox_id),
+                marked_endpoint(reactor, instance.agent_host, instance.agent_port, 30.0),
+            ),
         )
-        channel = Channel(reactor, endpoint)
         self.channels.append(channel)
-        return AgentStub(channel)
+        if endpoint is not None:
+            self._private_channels[instance.id] = channel
+        return channel
+
+    def private_endpoint(self, instance: Instance) -> IStreamClientEndpoint | None:
+        """Return what alone leads to the VM's agent; None: its address does, by TLS."""
+        provider = self.providers[-1]
+        if not IReachesAgents.providedBy(provider):
+            return None
+        return cast(IReachesAgents, provider).agent_endpoint(instance.id)
 
     async def agent_info(self, instance: Instance) -> vmserver.InfoResponse:
         """Call the agent's Info until it answers, and return the answer."""

@@ -19,13 +19,36 @@ from infranetes.providers.interface import Instance
 from infranetes.providers.qemu.network.bridge import Bridge
 from infranetes.providers.qemu.program.process import pids_by_argument
 from tests.contract.pod_provider_case import ProviderCase, reactor
-from tests.e2e.pod_case import TEMPLATES
+from tests.e2e.pod_case import TEMPLATES, templates_of
 from tests.harness.durations import slow
 from tests.support.kept import KeptCase
 
 IMAGES = Path(os.environ.get("INFRANETES_TEST_IMAGES", DEFAULT_DIR))
 BRIDGE = "inftest0"
 QEMU = "/usr/bin/qemu-system-x86_64"
+
+
+_WITHOUT_AGENT_PORT = """#!/bin/bash
+kept=()
+while [ $# -gt 0 ]; do
+    case "$2" in
+        virtserialport,*name=infranetes.agent) shift 2;;
+        *) kept+=("$1"); shift;;
+    esac
+done
+exec %s "${kept[@]}"
+"""
+
+
+def without_agent_port(directory: Path) -> Mapping[str, str]:
+    """Return a provider's settings with which VMs' agents have no port of their own, but a TCP port.
+
+    :param directory: which QEMU's user can enter, for a wrapper of QEMU."""
+    directory.chmod(0o755)
+    path = directory / "qemu-without-agent-port"
+    path.write_text(_WITHOUT_AGENT_PORT % QEMU)
+    path.chmod(0o755)
+    return {"qemu": str(path), "template_dir": templates_of("without-agent-port")}
 
 
 def said(*command: str) -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import time
 
-from twisted.internet.endpoints import wrapClientTLS
 from twisted.trial.unittest import TestCase
 
 from infranetes.machines.agent.client import AgentClient
-from infranetes.machines.agent.marked import marked_endpoint
 from infranetes.machines.clock_reading import ClockReading, correct_clock, read_clock
 from infranetes.providers.interface import Instance
 from infranetes.providers.qemu.provider import QemuProvider
@@ -17,8 +15,6 @@ from infranetes_common.wire import cri
 from tests.e2e.pod_case import PodCase
 from tests.e2e.qemu_case import QemuCase
 from tests.harness.durations import slow
-from tests.infranetes.daemon.case import reactor
-from txgrpc import Channel
 
 # Writes a line about once a second: how fast the kernel makes the clock run, and its time.
 WATCHER = (
@@ -117,11 +113,7 @@ class PausedTests(QemuCase, TestCase):
             self.assertLess(abs(after.ahead), RIGHT_SECONDS * SECOND)
 
     def client(self, instance: Instance) -> AgentClient:
-        options = self.authority.client_options(instance.sandbox_id)
-        endpoint = marked_endpoint(reactor, instance.agent_host, instance.agent_port, 30.0)
-        channel = Channel(reactor, wrapClientTLS(options, endpoint))
-        self.channels.append(channel)
-        return AgentClient(instance.sandbox_id, channel)
+        return AgentClient(instance.sandbox_id, self.channel(instance))
 
     async def read(self, client: AgentClient) -> ClockReading:
         await client.info()  # connects first, so that connecting does not come between the two times

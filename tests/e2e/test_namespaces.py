@@ -32,7 +32,7 @@ from infranetes_common.concurrency import run_in_thread
 from infranetes_common.wire import cri
 from tests.contract.pod_provider_case import reactor
 from tests.e2e.namespace_case import MTU, ROUTE_MTU, NamespaceCase
-from tests.e2e.qemu_case import QemuCase, said
+from tests.e2e.qemu_case import QemuCase, said, without_agent_port
 from tests.harness.durations import slow
 from tests.infranetes.daemon.case import toml
 from tests.interop.critest_images import PAUSE, REGISTRIES
@@ -53,6 +53,7 @@ class NamespaceTrafficTests(NamespaceCase, TestCase):
     def setUp(self) -> Any:
         made = super().setUp()
         self.authority = Authority(self.mktemp(), sources=sources(()))
+        self.settings |= without_agent_port(self.open_dir)  # it is the TCP port that others may reach
         return made
 
     async def only_the_node_reaches_the_agent(self, instance: Instance) -> None:
@@ -163,6 +164,11 @@ class MixedNode(Infranetes):
 @slow(40, "containerd and its plug-ins take part, and VMs are emulated")
 class CniTests(QemuCase, TestCase):
     """VMs in CNI networks, from the delegate's sandbox to the VM's end."""
+
+    def setUp(self) -> Any:
+        made = super().setUp()
+        self.settings |= without_agent_port(self.open_dir)  # the CNI forwards a port to the agent's
+        return made
 
     def context(self, cluster: str | None = None, node: str | None = None) -> ProviderContext:
         return attrs.evolve(super().context(cluster, node), joins_namespaces=True)

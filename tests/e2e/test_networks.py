@@ -11,10 +11,13 @@ import contextlib
 import io
 import json
 import secrets
+import shutil
 import socket
 import subprocess
+import tempfile
 from collections import Counter
 from ipaddress import IPv4Network, ip_network
+from pathlib import Path
 from typing import Any
 
 from twisted.internet.endpoints import wrapClientTLS
@@ -34,6 +37,7 @@ from infranetes_common.concurrency import run_in_thread
 from infranetes_common.pod_firewall import CLOSED, OPEN, Allowed, PodFirewall, Ports
 from infranetes_common.wire import cri, vmserver
 from tests.e2e.pod_case import PodCase
+from tests.e2e.qemu_case import without_agent_port
 from tests.harness.durations import slow
 from tests.infranetes.daemon.case import reactor
 from tests.infranetes.kubernetes.api_server import SimulatedApiServer
@@ -248,6 +252,14 @@ def allowed(network: str, port: int = 0) -> tuple[Allowed, ...]:
 
 @slow(90, "its VMs are emulated where there is no KVM")
 class VmNetworkTests(PodCase):
+    """What the agent does for VMs in clouds' networks, whose nodes it knows by their addresses."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        wrapper = Path(tempfile.mkdtemp(prefix="infranetes-"))
+        self.addCleanup(shutil.rmtree, wrapper)
+        self.config["providers"]["qemu"] |= without_agent_port(wrapper)
+
     async def set_up_pod(self) -> None:
         """Set up a pod with a server, a machine outside that tells clients their addresses, and the agent."""
         self.outside = Space("out")

@@ -27,7 +27,7 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import UNIXClientEndpoint, wrapClientTLS
+from twisted.internet.endpoints import UNIXClientEndpoint
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
@@ -35,7 +35,6 @@ from infranetes.csi.config import CsiConfig
 from infranetes.guest import image as images
 from infranetes.guest.image import GuestImage
 from infranetes.machines.agent.client import AgentClient
-from infranetes.machines.agent.marked import marked_endpoint
 from infranetes.providers.interface import Instance
 from infranetes.providers.qemu.provider import QemuProvider
 from infranetes.volumes import mount_table, published
@@ -452,13 +451,7 @@ class VmImageVolumeTests(QemuCase, TestCase):
         return image
 
     def client(self, instance: Instance) -> AgentClient:
-        endpoint = wrapClientTLS(
-            self.authority.client_options(instance.sandbox_id),
-            marked_endpoint(reactor, instance.agent_host, instance.agent_port, 30.0),
-        )
-        channel = Channel(reactor, endpoint)
-        self.channels.append(channel)
-        return AgentClient(instance.sandbox_id, channel)
+        return AgentClient(instance.sandbox_id, self.channel(instance))
 
     async def machine(self, provider: QemuProvider) -> tuple[Instance, AgentClient]:
         """Launch a VM that is a running container, with the volume at /data, and a secret."""

@@ -122,7 +122,7 @@ class WarmUpTests(TestCase):
         """Return what an agent does, in its order, that finds no identity."""
         done: list[str] = []
 
-        async def prewarm(reactor: object, factory: object, provider: object) -> None:
+        async def prewarm(reactor: object, factory: object, provider: object, *, by_tls: bool) -> None:
             done.append("warmed up")
 
         self.patch(daemon, "prewarm", prewarm)

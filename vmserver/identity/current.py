@@ -64,7 +64,8 @@ class CurrentIdentity:
         return self._identity.sandbox_id if self._identity is not None else ""
 
     async def accept(self, document: bytes, *, live: bool = False) -> int:
-        """Take an identity document on; return the port that the TLS listener then listens on.
+        """Take an identity document on; return the TCP port that the agent then listens on; 0: the agent is
+        called by its serial port.
 
         Also accepted, any number of times: the same identity, a renewed certificate for the same sandbox, and
         a line that sets the clock, though never back.
@@ -103,7 +104,7 @@ class CurrentIdentity:
 
     async def _take(self, identity: Identity, boot_id: str | None, *, live: bool = False) -> int:
         """Serve with `identity`. `boot_id` None: it was made just now, for a machine that has none."""
-        context = tls.context(identity)
+        context = self._listener.check(identity)
         if boot_id is None:
             await self._gate.close()
         self._apply(identity, first=boot_id is None, live=live)
@@ -162,7 +163,7 @@ class CurrentIdentity:
         if certificate_pem == identity.certificate_pem:
             return
         renewed = self._pending_key.renewed(identity, certificate_pem)
-        context = tls.context(renewed)
+        context = self._listener.check(renewed)
         await self._save(renewed, self.boot_id)
         await self._listener.renew(renewed, context)
         self._identity = renewed

@@ -18,7 +18,9 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError, Invali
 from infranetes_common.identity import MAX_DOCUMENT_BYTES
 
 Accept = Callable[[bytes], Awaitable[int]]
-"""Take an identity document on; the result is the port that the agent then listens on."""
+"""Take an identity document on; the result is the TCP port that the agent then listens on.
+
+0: it is called by its virtio-serial port."""
 
 POLL_SECONDS = 1.0  # between two attempts while the machine has no identity
 _MAX_WORDS = 500

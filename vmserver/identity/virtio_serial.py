@@ -2,8 +2,9 @@
 """The identity over a virtio-serial port, which QEMU gives the VM.
 
 The two sides exchange lines. The agent says ``waiting`` about once a second until the node writes one line,
-the identity document; then ``ready PORT`` once its listener listens, or ``failed WORDS``. The channel stays
-open afterwards, and the node may write the identity again.
+the identity document; then ``ready PORT`` once its listener listens at a TCP port, ``ready 0`` once it can be
+called by its own serial port (`serial_listener`), or ``failed WORDS``. The channel stays open afterwards, and
+the node may write the identity again.
 
 Linux's virtio_console has peculiarities: while nobody is connected on the host's side a read returns
 nothing (as at a file's end), a write would block, and poll reports "readable" and "hung up" without end. So

@@ -23,12 +23,14 @@ from vmserver.prewarm.images import load_images
 __all__ = ["prewarm", "warm_up"]
 
 
-async def prewarm(reactor: IReactor, factory: IProtocolFactory, provider: IContainerProvider) -> None:
+async def prewarm(
+    reactor: IReactor, factory: IProtocolFactory, provider: IContainerProvider, *, by_tls: bool = True
+) -> None:
     """Do all of it.
 
-    :param factory: of the agent's own gRPC server.
+    :param factory: of the agent's own gRPC server. :param by_tls: whether that is called by TLS.
     """
-    await make_first_call(reactor, factory)
+    await make_first_call(reactor, factory, by_tls=by_tls)
     if provider.name == "docker":
         await load_images(reactor, provider)
     await warm_up(reactor, provider)

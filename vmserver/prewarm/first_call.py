@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first RPC, which is slower than all later ones, made before a template is frozen.
 
-A call over mutual TLS to this agent's own server loads every module and fills every cache on the way: the
-interpreter's, OpenSSL's, protobuf's. Its certificates are made for it and forgotten.
+A call to this agent's own server, by the same way as the node's, loads every module and fills every cache on
+it: the interpreter's, protobuf's, OpenSSL's. A pair of sockets stands in for the virtio-serial port; under
+mutual TLS, the certificates are made for the call and forgotten.
 """
 
 from __future__ import annotations
 
 import datetime
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import cast
 
 from cryptography import x509
@@ -16,23 +20,27 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from OpenSSL import SSL, crypto
 from twisted.internet.address import IPv4Address
-from twisted.internet.defer import maybeDeferred
+from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP4ServerEndpoint, wrapClientTLS
 from twisted.internet.interfaces import (
     IListeningPort,
     IOpenSSLClientConnectionCreator,
     IProtocol,
     IProtocolFactory,
+    IStreamClientEndpoint,
 )
 from twisted.logger import Logger
 from zope.interface import implementer
 
 from infranetes_common.identity import Identity, decode, encode
 from infranetes_common.reactors import IReactor
+from infranetes_common.serial_session import SerialAddress, SessionOpener
 from infranetes_common.wire import vmserver
 from infranetes_common.wire.vmserver_rpcs import AgentStub
 from txgrpc import Channel
 from vmserver.identity import tls
+from vmserver.identity.serial_device import HostConnection
+from vmserver.identity.serial_listener import SerialListener
 
 _HOST = "127.0.0.1"
 _NAME = "prewarm"
@@ -98,28 +106,65 @@ class _Client:
         return connection
 
 
-async def make_first_call(reactor: IReactor, factory: IProtocolFactory) -> None:
-    """Call the server behind `factory`, once. A failure is only logged."""
-    port: IListeningPort | None = None
-    channel: Channel | None = None
+@implementer(IStreamClientEndpoint)
+class _Connected:
+    """Opens a session on a descriptor that leads to the agent already."""
+
+    def __init__(self, reactor: IReactor, fd: int) -> None:
+        self._reactor = reactor
+        self._fd = fd
+
+    def connect(self, factory: IProtocolFactory) -> Deferred[IProtocol]:
+        opener = SessionOpener(self._reactor, factory, SerialAddress("the agent"))
+        connection = HostConnection(self._reactor, self._fd, opener.dataReceived, opener.connectionLost)
+        opener.makeConnection(connection)  # type: ignore[no-untyped-call]
+        connection.startReading()  # type: ignore[no-untyped-call]
+        return opener.opened
+
+
+@asynccontextmanager
+async def _by_port(reactor: IReactor, factory: IProtocolFactory) -> AsyncIterator[IStreamClientEndpoint]:
+    """Serve `factory` at a stand-in for the virtio-serial port; yield what leads there."""
+    host, guest = socket.socketpair()
+    host.setblocking(False)
+    guest.setblocking(False)
+    listener = SerialListener(reactor, guest.detach, factory)
+    listener.start()
     try:
-        issuer = _Issuer()
-        certificate, key = issuer.issue(tls.VM_URI_PREFIX + _NAME, ExtendedKeyUsageOID.SERVER_AUTH)
-        identity = Identity(_NAME, certificate, key, issuer.certificate)
-        tls_factory = tls.BoundedTLSFactory(reactor, tls.context(decode(encode(identity))), factory)
-        port = await TCP4ServerEndpoint(reactor, 0, interface=_HOST).listen(tls_factory)
+        yield _Connected(reactor, host.fileno())
+    finally:
+        listener.stop()
+        host.close()
+
+
+@asynccontextmanager
+async def _by_tls(reactor: IReactor, factory: IProtocolFactory) -> AsyncIterator[IStreamClientEndpoint]:
+    """Serve `factory` by mutual TLS; yield what leads there."""
+    issuer = _Issuer()
+    certificate, key = issuer.issue(tls.VM_URI_PREFIX + _NAME, ExtendedKeyUsageOID.SERVER_AUTH)
+    identity = Identity(_NAME, certificate, key, issuer.certificate)
+    tls_factory = tls.BoundedTLSFactory(reactor, tls.context(decode(encode(identity))), factory)
+    port: IListeningPort = await TCP4ServerEndpoint(reactor, 0, interface=_HOST).listen(tls_factory)
+    try:
         client = _Client(*issuer.issue(tls.NODE_URI, ExtendedKeyUsageOID.CLIENT_AUTH))
         endpoint = TCP4ClientEndpoint(reactor, _HOST, cast(IPv4Address, port.getHost()).port)
-        channel = Channel(reactor, wrapClientTLS(client, endpoint))
-        await AgentStub(channel).Info(vmserver.InfoRequest(), timeout=_SECONDS)
+        yield wrapClientTLS(client, endpoint)
+    finally:
+        await maybeDeferred(port.stopListening)
+
+
+async def make_first_call(reactor: IReactor, factory: IProtocolFactory, *, by_tls: bool = True) -> None:
+    """Call the server behind `factory`, once. A failure is only logged."""
+    try:
+        async with (_by_tls if by_tls else _by_port)(reactor, factory) as endpoint:
+            channel = Channel(reactor, endpoint)
+            try:
+                await AgentStub(channel).Info(vmserver.InfoRequest(), timeout=_SECONDS)
+            finally:
+                await channel.close()
     except Exception as error:
         _log.warn(
             "the agent's call to itself, which prepares it for its first call, failed: {kind}: {error}",
             kind=type(error).__name__,
             error=error,
         )
-    finally:
-        if channel is not None:
-            await channel.close()
-        if port is not None:
-            await maybeDeferred(port.stopListening)

@@ -7,7 +7,7 @@ import ipaddress
 
 from twisted.internet.address import IPv4Address, IPv6Address
 
-from infranetes_common.errors import InvalidArgument, Unimplemented
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from infranetes_common.wire import vmserver as messages
 from infranetes_common.wire.vmserver_rpcs import AgentFirewallRpcs
 from txgrpc import Call
@@ -26,7 +26,11 @@ class FirewallCalls(AgentFirewallRpcs):
     ) -> messages.SetFirewallResponse:
         if self._firewall is None:
             raise Unimplemented("the agent shares this machine, so it has no firewall")
-        assert isinstance(call.peer, IPv4Address | IPv6Address)
+        if not isinstance(call.peer, IPv4Address | IPv6Address):
+            raise FailedPrecondition(
+                "the agent is called by the hypervisor's port, so that its firewall does not know the node's "
+                "address; the node enforces this pod's firewall itself"
+            )
         if request.tunnel_port > 65535:
             raise InvalidArgument(f"{request.tunnel_port} is no port of a tunnel")
         await self._firewall.put(as_firewall(request), node_address(call.peer.host), request.tunnel_port)

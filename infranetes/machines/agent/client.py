@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import wrapClientTLS
+from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
 from infranetes.identity.authority import Authority
@@ -210,17 +211,22 @@ async def _load_requests(
 def connector(
     reactor: IReactor, authority: Authority, known_key: Callable[[str], str] = lambda _: ""
 ) -> Connect:
-    """Make clients that speak mutual TLS, each with the VM of its sandbox alone.
+    """Make clients that speak with the VM of their sandbox alone, by mutual TLS if it is not by an endpoint.
 
     :param known_key: the key (`authority.key_id`) that a sandbox's VM was last given a certificate for."""
 
-    def connect(sandbox_id: str, host: str, port: int) -> AgentClient:
+    def by_tls(sandbox_id: str, host: str, port: int) -> IStreamClientEndpoint:
         if not host or not 0 < port < 65536:
             raise InvalidArgument(f"sandbox {sandbox_id}: its provider gave no address for the agent")
-        endpoint = wrapClientTLS(
+        return wrapClientTLS(
             authority.client_options(sandbox_id, lambda: known_key(sandbox_id)),
             marked_endpoint(reactor, host, port, CONNECT_SECONDS),
         )
+
+    def connect(
+        sandbox_id: str, host: str, port: int, endpoint: IStreamClientEndpoint | None = None
+    ) -> AgentClient:
+        endpoint = endpoint or by_tls(sandbox_id, host, port)
         channel = Channel(
             reactor,
             endpoint,

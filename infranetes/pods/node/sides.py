@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 
 from infranetes.firewalls.agent_ports import AgentPorts
 from infranetes.identity.authority import Authority
@@ -121,19 +121,21 @@ class ProviderSide:
         """Remove what leads to the VM with this id: its address may become another VM's."""
         await self._node.features.address_released(id)
 
-    def connect(self, sandbox_id: str, host: str, port: int) -> IAgent:
+    def connect(
+        self, sandbox_id: str, host: str, port: int, endpoint: IStreamClientEndpoint | None = None
+    ) -> IAgent:
         """Make a client of a VM's agent, to which the node forwards nothing from now on, nor to what takes
         its place in a cloud's VM, its SSH server.
 
-        :param port: 0: there is none of ours in the VM."""
+        :param port: 0: there is none of ours in the VM. :param endpoint: as in `Connect`."""
         ports = self._node.agent_ports
         if not port and IHasHypervisors.providedBy(self.provider):
             if ports is not None and IBootsGuests.providedBy(self.provider):
                 ports.keep(sandbox_id, host, SSH_PORT)
             return self._node.guests.agent(sandbox_id, host, self.provider)
-        if ports is not None and not self._on_own_bridge(sandbox_id):
+        if ports is not None and endpoint is None and not self._on_own_bridge(sandbox_id):
             ports.keep(sandbox_id, host, port)
-        return self._node.connect(sandbox_id, host, port)
+        return self._node.connect(sandbox_id, host, port, endpoint)
 
     def _on_own_bridge(self, id: str) -> bool:
         sandbox = self._node.inventory.sandboxes.get(id)

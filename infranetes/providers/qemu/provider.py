@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.logger import Logger
 from zope.interface import implementer
 
@@ -36,6 +37,7 @@ from infranetes.providers.interface import (
     IPinsVms,
     IPlacesVms,
     IPodProvider,
+    IReachesAgents,
     IResizesVms,
     IShowsDisks,
     Progress,
@@ -57,6 +59,7 @@ from infranetes.providers.qemu.launch.parts import make_parts
 from infranetes.providers.qemu.maintenance import Maintenance
 from infranetes.providers.qemu.network.bridge import BridgePort
 from infranetes.providers.qemu.program import process
+from infranetes.providers.qemu.program.agent_port import AgentPortEndpoint
 from infranetes.providers.qemu.program.command_line import CommandLine
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.status import describe
@@ -85,7 +88,7 @@ _log = Logger()
 
 @implementer(IPodProvider, IFirewallsPods, IGivesIdentityPrivately, IHasConsoles, IHasGuestImage, IHasVolumes)
 @implementer(IBootsImages, IBridgesVms, ICountsRefusals, IJoinsNamespaces, IPinsVms, IPlacesVms)
-@implementer(IResizesVms, IShowsDisks)
+@implementer(IReachesAgents, IResizesVms, IShowsDisks)
 class QemuProvider:
     """See `IPodProvider`."""
 
@@ -240,6 +243,13 @@ class QemuProvider:
         states = [vm.state for vm in self._own_vms()]
         network, reason = str(self._pod_network), self._accelerator_reason
         return describe(self._settings, self._command_line, reason, self._template, network, states)
+
+    # ---- IReachesAgents
+
+    def agent_endpoint(self, instance_id: str) -> IStreamClientEndpoint | None:
+        token = record.token_of(instance_id)
+        path = self._paths.agent_port(token) if token else None  # also before `start`
+        return AgentPortEndpoint(self._reactor, path) if path is not None and path.exists() else None
 
     # ---- IHasConsoles
 

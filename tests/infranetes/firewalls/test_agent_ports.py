@@ -231,3 +231,10 @@ class LifeTests(PodsTestCase):
         sandbox.record = attrs.evolve(sandbox.record, network=CNI)  # whose VM is on no bridge of ours
         self.world.node.providers.own.connect(id, VM, AGENT_PORT)
         self.assertEqual(self.ports.kept, {id: (VM, AGENT_PORT)})
+
+    def test_not_where_the_agent_listens_at_no_port(self) -> None:
+        id = self.run_pod()
+        self.ports.kept.clear()
+        endpoint: Any = object()
+        self.world.node.providers.own.connect(id, VM, AGENT_PORT, endpoint)
+        self.assertEqual((self.ports.kept, self.world.endpoints[-1]), ({}, endpoint))

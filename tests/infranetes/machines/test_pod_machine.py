@@ -23,7 +23,14 @@ from infranetes.machines.pod_machine import (
     PodMachine,
 )
 from infranetes.observer import LaunchStep
-from infranetes.providers.interface import InstanceState, IPinsVms, IPlacesVms, Size, VmRequest
+from infranetes.providers.interface import (
+    InstanceState,
+    IPinsVms,
+    IPlacesVms,
+    IReachesAgents,
+    Size,
+    VmRequest,
+)
 from infranetes_common.concurrency import Flight, sleep, start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted, Unavailable
 from infranetes_common.wire import cri
@@ -347,6 +354,38 @@ class AgentTests(MachineCase):
         self.successResultOf(self.machine.disconnect())
         self.assertEqual((on_node.rules.stopped, services.senders), (0, []))
         self.assertIsNone(self.machine.rules)
+
+    def reach(self, endpoint: Any) -> None:  # Any: what leads to agents, which nobody uses here
+        """Have the provider reach its VMs' agents by `endpoint`."""
+        alsoProvides(self.provider, IReachesAgents)
+        self.provider.agent_endpoint = lambda instance_id: endpoint  # type: ignore[attr-defined]
+
+    def test_it_is_called_by_its_providers_channel_and_needs_no_certificate(self) -> None:
+        self.assertEqual((self.world.endpoints, self.machine.needs_certificate), ([None], True))
+        endpoint = object()
+        self.reach(endpoint)
+        again = PodMachine(self.world.side, Owner(self.owner.disk))
+        again.connect()
+        self.assertIs(self.world.endpoints[-1], endpoint)
+        self.assertFalse(again.needs_certificate)
+        self.successResultOf(start(again.replace_first_certificate()))
+        self.assertEqual(self.agent.certificates, [])
+
+    def test_one_of_an_earlier_release_is_called_by_tls_all_the_same(self) -> None:
+        self.reach(None)
+        again = PodMachine(self.world.side, Owner(self.owner.disk))
+        again.connect()
+        self.assertIsNone(self.world.endpoints[-1])
+        self.assertTrue(again.needs_certificate)
+        self.successResultOf(start(again.replace_first_certificate()))
+        self.assertEqual(len(self.agent.certificates), 1)
+
+    def test_one_without_our_agent_has_neither(self) -> None:
+        self.reach(object())
+        facts = attrs.evolve(self.owner.disk, agent_port=0)
+        again = PodMachine(self.world.side, Owner(facts))
+        self.assertFalse(again.needs_certificate)
+        self.assertIsNone(again._endpoint())
 
     def test_once_it_is_no_longer_connected_nothing_is_asked_of_it(self) -> None:
         self.agent.clocks = lambda: (5, 5)

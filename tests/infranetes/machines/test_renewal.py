@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 from twisted.internet.defer import Deferred
 from zope.interface import alsoProvides
@@ -11,7 +13,7 @@ from infranetes.machines.context import VmFacts
 from infranetes.machines.pod_machine import is_due
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.renewal import AT_A_TIME, LATEST_SECONDS, SOON_SECONDS
-from infranetes.providers.interface import IGivesIdentityPrivately
+from infranetes.providers.interface import IGivesIdentityPrivately, IReachesAgents
 from infranetes_common.errors import FailedPrecondition
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fake_agent import FakeAgent
@@ -211,3 +213,28 @@ class PrivateTests(PodsTestCase):
         self.assertEqual([self.world.agents[id].certificates for id in (member.id, own)], [[], []])
         self.world.wait(LIFETIME, step=5)
         self.assertTrue(self.world.agents[own].certificates)
+
+
+class ReachedTests(PodsTestCase):
+    """A provider that reaches its VMs' agents by a channel of the hypervisor."""
+
+    def setUp(self) -> None:
+        self.world = FakeNode(
+            certificate=LIFETIME, pool=PoolConfig(sizes=(PoolSize(count=1),)), launch=60.0, sweep=1e6
+        )
+        alsoProvides(self.world.provider, IReachesAgents)
+        provider: Any = self.world.provider
+        provider.agent_endpoint = lambda instance_id: None if instance_id in self.by_tls else object()
+        self.by_tls: set[str] = set()
+        self.world.provider_ready()
+        self.addCleanup(self.world.kill)
+
+    def test_no_certificate_is_replaced_that_nobody_looks_at(self) -> None:
+        own = self.run_pod(pod("own", annotations={"infranetes.io/size": "x"}))
+        earlier = self.run_pod(pod("earlier", annotations={"infranetes.io/size": "x"}))
+        self.by_tls.add(self.record(earlier).instance_id)
+        self.world.wait(LIFETIME, step=5)
+        self.assertTrue(self.world.agents[earlier].certificates)
+        del self.world.agents[earlier]
+        self.assertEqual({id for id, agent in self.world.agents.items() if agent.certificates}, set())
+        self.assertIn(own, self.world.agents)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.interfaces import IDelayedCall, IStreamClientEndpoint
 from twisted.internet.task import Clock
 
 from infranetes.cri.containers import ContainerCalls
@@ -407,11 +407,18 @@ class FakeNode:
         self.store = InlineStore()
         self.store.scheduler = self.scheduler
         self.agents: dict[str, FakeAgent] = {}
+        self.endpoints: list[IStreamClientEndpoint | None] = []  # given to `Connect`
         self.services: ServiceRules | None = None
         self.table = FakeTable()
         self.provider = self.make_provider()
         self.times = Times(watch=WatchTimes(unknown_after=5.0), **times)
         self.begin()
+
+    def _connect(
+        self, sandbox_id: str, host: str, port: int, endpoint: IStreamClientEndpoint | None = None
+    ) -> IAgent:
+        self.endpoints.append(endpoint)
+        return cast(IAgent, self.agents[sandbox_id])
 
     def begin(self) -> None:
         """Start a daemon with the fakes and the store as they are."""
@@ -424,7 +431,7 @@ class FakeNode:
             cast(IPodProvider, self.provider),
             self.images,
             cast(Authority, FakeAuthority(self.clock)),
-            lambda sandbox_id, host, port: cast(IAgent, self.agents[sandbox_id]),
+            self._connect,
             cast(Logs, self.logs),
             NodeNames("c", "n"),
             self.times,

@@ -29,7 +29,10 @@ class _Listener:
         self.seen: list[tuple[str, str, str]] = []
         self.refuses = False
 
-    async def open(self, identity: Identity, context: SSL.Context) -> None:
+    def check(self, identity: Identity) -> None:
+        pass
+
+    async def open(self, identity: Identity, context: SSL.Context | None) -> None:
         self.seen.append((self.current.sandbox_id, self.current.boot_id, self.current.agent_id))
         if self.refuses:
             raise FailedPrecondition("the port is taken")

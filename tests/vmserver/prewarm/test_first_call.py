@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first call is made over mutual TLS, and gets an answer."""
+"""The first call is made by the way that the node's are, and gets an answer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from twisted.trial.unittest import TestCase
 
 from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver
+from tests.support.waiting import until
 from txgrpc import Call, Server, Service
 from vmserver.prewarm.first_call import make_first_call
 
@@ -26,6 +27,9 @@ class Agent:
 
 class FirstCallTests(TestCase):
     async def test_the_agent_answers_it(self) -> None:
-        agent = Agent()
-        await make_first_call(reactor, Server(reactor, [Service(vmserver.Agent, agent)]).factory)
-        self.assertEqual(agent.asked, 1)
+        for by_tls in (True, False):
+            agent = Agent()
+            server = Server(reactor, [Service(vmserver.Agent, agent)])
+            await make_first_call(reactor, server.factory, by_tls=by_tls)
+            self.assertEqual(agent.asked, 1)
+            await until(lambda: not server.connections, "the connection's end")  # noqa: B023

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 from ipaddress import ip_network
+from types import SimpleNamespace
 from typing import Any
 
 from infranetes.machines.agent.client import AgentClient
-from infranetes_common.errors import InvalidArgument, NotOffered, Unavailable
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotOffered, Unavailable
 from infranetes_common.pod_firewall import CLOSED, OPEN, Allowed, PodFirewall, Ports
+from infranetes_common.wire import vmserver
 from tests.harness.needs import needs_programs
 from tests.vmserver.harness import SANDBOX
 from tests.vmserver.rpc.test_agent import AgentCase
+from vmserver.identity.serial_listener import NODE
+from vmserver.rpc.firewall import FirewallCalls
 
 NETWORKS = tuple(ip_network(each) for each in ("10.0.0.0/8", "192.0.2.1/32", "fd00::/8"))
 PORTS = (Ports("SCTP", 7, 7), Ports("TCP", 80, 90), Ports("UDP", 53, 53))
@@ -58,6 +62,14 @@ class SetFirewallTests(AgentCase):
         with self.assertRaises(Unavailable) as caught:
             await self.client.set_firewall(CLOSED)
         self.assertIn("nft is broken", str(caught.exception))
+
+    async def test_an_agent_that_does_not_see_its_nodes_address_refuses(self) -> None:
+        """It is called by the hypervisor's port; a firewall without the node would cut its probes off."""
+        calls = FirewallCalls(self.firewall)  # type: ignore[arg-type]
+        call: Any = SimpleNamespace(peer=NODE)
+        with self.assertRaises(FailedPrecondition):
+            await calls.SetFirewall(vmserver.SetFirewallRequest(), call)
+        self.assertEqual(self.firewall.put_there, [])
 
     async def test_a_machine_that_is_not_the_pods_alone_has_none(self) -> None:
         self.use(None)

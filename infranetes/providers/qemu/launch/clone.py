@@ -94,6 +94,7 @@ def _thd_open(files: OpenFiles, template: Template, record: VmRecord, paths: VmP
     files.open(Fd.CONSOLE, paths.console, os.O_RDWR)
     files.listen(Fd.QMP, paths.sockets / QMP)
     files.listen(Fd.IDENTITY, paths.sockets / IDENTITY)
+    files.listen(Fd.AGENT, paths.agent_port)
     files.add(Fd.TAP, open_tap(record.tap))
 
 

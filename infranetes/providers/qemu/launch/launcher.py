@@ -230,8 +230,10 @@ class Launcher:
             steps.done("identity")
             await self._resize(vm, spec, template)
             steps.done("size")
-            vm.record = attrs.evolve(vm.record, agent_port=agent_port)
-            if agent_port != AGENT_PORT:
+            if agent_port:  # it is called by TLS: its image is of an earlier release
+                vm.paths.agent_port.unlink(missing_ok=True)
+            vm.record = attrs.evolve(vm.record, agent_port=agent_port or AGENT_PORT)
+            if vm.record.agent_port != AGENT_PORT:
                 await self._uplink.join(vm)  # whose rules then keep this port for the node
             vm.record = attrs.evolve(vm.record, phase=Phase.READY)
             await run_in_thread(self._reactor, self._records.update, vm.record)
@@ -255,7 +257,7 @@ class Launcher:
             self.process_ended(vm)
 
     async def _hand_over_identity(self, vm: Vm, spec: InstanceSpec) -> int:
-        """Give the agent its identity. Returns the port that it listens on."""
+        """Give the agent its identity. Returns the TCP port that it listens on; 0: its own port."""
         assert vm.connections is not None
         port = vm.connections.identity_port
         guest_network = await self._uplink.guest_network(vm)

@@ -15,7 +15,7 @@ import attrs
 from infranetes.providers.qemu.settings import BLOCK_MIB, round_up_to_block
 from infranetes_common.image_bundle import SERIAL
 
-IDENTITY_PORT = "infranetes.identity"
+IDENTITY_PORT, AGENT_PORT = "infranetes.identity", "infranetes.agent"
 TEMPLATE_MAC = "0a:58:00:00:00:00"  # in a clone, the guest sets the clone's own
 NIC, NETDEV, LINK = "nic0", "net0", "net0"
 SLOTS = 16  # for memory beyond the template's, which a VM gets in pieces
@@ -45,6 +45,7 @@ class Fd(enum.IntEnum):
     QMP = 12
     IDENTITY = 13
     IMAGES = 14
+    AGENT = 15
 
 
 @attrs.frozen
@@ -158,6 +159,8 @@ class CommandLine:
             *("-device", "virtio-serial-pci"),
             *("-chardev", f"socket,id=identity,fd={Fd.IDENTITY:d},server=on,wait=off"),
             *("-device", f"virtserialport,chardev=identity,name={IDENTITY_PORT}"),
+            *("-chardev", f"socket,id=agent,fd={Fd.AGENT:d},server=on,wait=off"),
+            *("-device", f"virtserialport,chardev=agent,name={AGENT_PORT}"),
             *("-netdev", f"tap,id={NETDEV},fd={Fd.TAP:d}"),
             *("-device", f"virtio-net-pci,id={NIC},netdev={NETDEV},mac={TEMPLATE_MAC},romfile="),
             *("-device", "virtio-rng-pci"),

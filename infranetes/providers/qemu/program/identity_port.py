@@ -3,7 +3,8 @@
 
 state     the agent says     next
 WAITING   `waiting`          WAITING   it has no identity yet
-WAITING   `ready PORT`       READY     it has its identity, and listens on that port
+WAITING   `ready PORT`       READY     it has its identity, and listens on that TCP port
+WAITING   `ready 0`          READY     it has its identity, and is called by its own port (`agent_port`)
 WAITING   `failed REASON`    FAILED
 WAITING   connection lost    FAILED
 READY     `ready PORT`       READY     it has set its clock
@@ -22,7 +23,7 @@ from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.transports import StreamTransport
 
 MAX_LINE = 4096
-_PORT = re.compile("[1-9][0-9]{0,4}")
+_PORT = re.compile("0|[1-9][0-9]{0,4}")
 
 
 @attrs.frozen
@@ -34,7 +35,7 @@ class Waiting:
 class Ready:
     """The agent has its identity and listens."""
 
-    port: int
+    port: int  # of TCP; 0: it is called by its own virtio-serial port
 
 
 @attrs.frozen
@@ -60,7 +61,7 @@ class IdentityPort(Protocol):
     """A connection to one VM's identity port. Its events fail with Unavailable when the VM ends before them.
 
     :ivar waiting: the agent has asked for its identity.
-    :ivar ready: the agent has its identity; the value is the port that it listens on.
+    :ivar ready: the agent has its identity; the value is the port as in `Ready`.
         Fails with InfranetesError when the agent refuses.
     :ivar clock_set: the agent has set its clock, too.
     """

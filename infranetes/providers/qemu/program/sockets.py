@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connect to a VM's two unix sockets: QEMU's monitor and the agent's identity port."""
+"""Connect to a VM's unix sockets: QEMU's monitor and the agent's identity port. See also `agent_port`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from infranetes_common.concurrency import cancellable
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
 
-QMP, IDENTITY = "qmp", "identity"
+QMP, IDENTITY, AGENT = "qmp", "identity", "agent-port"
 CONSOLE, GUEST_AGENT = "console", "agent"  # of VMs that boot images
 
 

@@ -14,7 +14,7 @@ from infranetes.providers.qemu.network.bridge import open_tap
 from infranetes.providers.qemu.program.command_line import LINK, Fd
 from infranetes.providers.qemu.program.open_files import OpenFiles, open_files
 from infranetes.providers.qemu.program.process import WatchedProcess, spawn
-from infranetes.providers.qemu.program.sockets import IDENTITY, QMP, connect
+from infranetes.providers.qemu.program.sockets import AGENT, IDENTITY, QMP, connect
 from infranetes.providers.qemu.settings import MIB, QemuSettings
 from infranetes.providers.qemu.template.template import DISK, OVERLAY, RAM, STATE, Template
 from infranetes.providers.qemu.vm.consoles import tail
@@ -108,6 +108,7 @@ class TemplateBoot:
         files.add(Fd.TAP, open_tap(f"inft{os.getpid()}"))
         files.listen(Fd.QMP, self._sockets / QMP)
         files.listen(Fd.IDENTITY, self._sockets / IDENTITY)
+        files.listen(Fd.AGENT, self._sockets / AGENT)
 
     async def _save_once_booted(self, process: WatchedProcess) -> None:
         qmp, port = await connect(self._reactor, self._sockets)

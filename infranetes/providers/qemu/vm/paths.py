@@ -8,6 +8,7 @@ from pathlib import Path
 import attrs
 
 from infranetes.providers.qemu.host.privileges import QemuUser
+from infranetes.providers.qemu.program.sockets import AGENT
 from infranetes.providers.qemu.vm.consoles import tail
 from infranetes.providers.qemu.vm.record import CONSOLE, DISK, OUTPUT, VmRecord
 from infranetes_common.redaction import BEFORE, redacted_end
@@ -32,6 +33,11 @@ class VmPaths:
     def console(self) -> Path:
         """The file that the guest's console is written to."""
         return self.directory / CONSOLE
+
+    @property
+    def agent_port(self) -> Path:
+        """The socket of its agent's own port. There is none where the agent is called by TLS."""
+        return self.sockets / AGENT
 
     @property
     def output(self) -> Path:
@@ -86,3 +92,7 @@ class ProviderPaths:
         """
         own = QemuUser(record.uid, record.uid, user.groups) if record.uid else user
         return VmPaths(self.vms / record.token, self.run / record.token, own)
+
+    def agent_port(self, token: str) -> Path:
+        """Return the socket of a VM's agent's own port, as in `VmPaths`."""
+        return self.run / token / AGENT

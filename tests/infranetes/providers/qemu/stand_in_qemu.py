@@ -24,7 +24,8 @@ from typing import Any
 
 RAM, STATE, DISK, KERNEL, INITRD, CONSOLE, TAP, QMP, IDENTITY = 3, 4, 5, 8, 9, 10, 11, 12, 13
 SILENT = "silent"  # a file beside the program: while it is there, agents never answer to an identity
-PORT = 4242  # where its agent says that it listens
+BY_PORT = "by-port"  # likewise: agents are called by their own ports
+PORT = 4242  # where its agent says that it listens otherwise
 QEMU = "/usr/bin/qemu-system-x86_64"
 TUNGETIFF = 0x800454D2
 GREETING = {"QMP": {"version": {"qemu": {"major": 7, "minor": 2, "micro": 0}}, "capabilities": []}}
@@ -54,16 +55,18 @@ class Guest:
 
     def answer(self, line: str) -> str:
         """Return what the agent says to a line."""
+        place = os.path.dirname(sys.argv[0])
+        ready = "ready 0" if os.path.exists(os.path.join(place, BY_PORT)) else f"ready {PORT}"
         if not line.startswith("{"):
-            return f"ready {PORT}"  # to the time
+            return ready  # to the time
         identity = json.loads(line)
         if "BEGIN CERTIFICATE" not in identity["certificate_pem"]:
             return "failed the certificate can't be read"
-        if os.path.exists(os.path.join(os.path.dirname(sys.argv[0]), SILENT)):
+        if os.path.exists(os.path.join(place, SILENT)):
             threading.Event().wait()
         seen = {"sandbox_id": identity["sandbox_id"], "boot_id": str(uuid.uuid4())}
         os.write(CONSOLE, (json.dumps(seen) + "\n").encode())
-        return f"ready {PORT}"
+        return ready
 
 
 class Monitor:

@@ -27,9 +27,11 @@ from infranetes.providers.qemu.cgroups.placement import Placement
 from infranetes.providers.qemu.host import uids
 from infranetes.providers.qemu.launch import clone
 from infranetes.providers.qemu.network import bridge, firewalls
+from infranetes.providers.qemu.program.agent_port import AgentPortEndpoint
 from infranetes.providers.qemu.program.command_line import Fd
 from infranetes.providers.qemu.program.open_files import OpenFiles
 from infranetes.providers.qemu.program.process import WatchedProcess
+from infranetes.providers.qemu.program.sockets import AGENT
 from infranetes.providers.qemu.provider import QemuProvider
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.template import boot
@@ -44,6 +46,7 @@ from infranetes_common.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from infranetes_common.identity import AGENT_PORT
 from infranetes_common.pod_firewall import CLOSED, decode
 from tests.contract.leased_addresses import LeasedAddressContract
 from tests.contract.pod_provider import LaunchContract
@@ -52,6 +55,7 @@ from tests.e2e.qemu_launches import QemuLaunches
 from tests.harness.durations import slow
 from tests.harness.needs import needs_netns, needs_programs
 from tests.infranetes.providers.qemu.stand_in_case import StandInCase, make_image
+from tests.infranetes.providers.qemu.stand_in_qemu import BY_PORT, PORT
 
 
 @needs_netns
@@ -240,6 +244,25 @@ class QemuLaunchTests(StandInCase, QemuLaunches, TestCase):
             self.assertEqual(repaired, [])
         await upkeep
         self.assertEqual(repaired, [[]])
+
+    async def test_an_agent_is_called_by_its_own_port_if_it_says_so(self) -> None:
+        """The next daemon knows that, too, before it has started; and what each says is of its own VM."""
+        provider: Any = await self.started()
+        by_tcp = await self.running(provider, self.spec())
+        by_port = self.place / BY_PORT
+        by_port.touch()
+        self.addCleanup(by_port.unlink)
+        instance = await self.running(provider, self.spec())
+        self.assertEqual((by_tcp.agent_port, instance.agent_port), (PORT, AGENT_PORT))
+        for daemon in (provider, self.make_provider()):
+            self.assertIsInstance(daemon.agent_endpoint(instance.id), AgentPortEndpoint)
+            for other in (by_tcp.id, "qemu-" + "0" * 32, "../" + instance.id, ""):
+                self.assertIsNone(daemon.agent_endpoint(other))
+        socket = self.run_dir / "qemu" / instance.token / AGENT
+        self.assertEqual(socket.parent.stat().st_mode & 0o777, 0o700)
+        self.assertFalse((self.run_dir / "qemu" / by_tcp.token / AGENT).exists())
+        await self.within(provider.destroy(instance.id))
+        self.assertIsNone(provider.agent_endpoint(instance.id))
 
     async def test_an_agent_that_says_nothing_ends_the_vm_in_time(self) -> None:
         self.settings["boot_timeout"] = 0.3
