@@ -10,7 +10,8 @@ can't make a group, tells no reason when a program can't be started, and on Debi
 daemon of some hundred MiB for milliseconds. Popen's vfork takes a tenth of one.
 
 Not run by this is what is talked to while it runs, or goes on without whoever started it: a container's
-commands and terminals (`vmserver.containers.child_exec`, `...oci.launch`), followed journals, the process
+commands and terminals (`vmserver.containers.child_exec`, `...oci.launch`; without a fork too, by
+`infranetes_common.spawning`), followed journals, the process
 that makes layers' images, QEMU, the farm of simulated VMs. They take `find_program`, `ENVIRONMENT`,
 `exit_code` and `how_it_ended` from here.
 """

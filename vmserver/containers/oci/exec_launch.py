@@ -32,6 +32,7 @@ from infranetes_common.commands import ENVIRONMENT
 from infranetes_common.errors import Unavailable
 from infranetes_common.processes import family, kill_family, start_ticks
 from infranetes_common.reactors import IReactor
+from infranetes_common.spawning import spawn
 from vmserver.containers.oci.addresses import fixed_addresses
 from vmserver.containers.oci.conmon import exit_code_of
 from vmserver.containers.oci.runtime import Crun, Status
@@ -119,14 +120,7 @@ class ExecLaunch:
         try:
             files: dict[int, str | int] = {fd: null if to is None else to for fd, to in descriptors.items()}
             with fixed_addresses():
-                self._reactor.spawnProcess(
-                    protocol,
-                    command[0],
-                    command,
-                    env=ENVIRONMENT,
-                    path="/",
-                    childFDs={**files, _SPECIFICATION: "w"},
-                )
+                spawn(self._reactor, protocol, command, ENVIRONMENT, "/", {**files, _SPECIFICATION: "w"})
         except BaseException:
             self.over()
             raise

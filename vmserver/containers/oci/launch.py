@@ -20,6 +20,7 @@ from infranetes_common.commands import ENVIRONMENT
 from infranetes_common.concurrency import Event, run_in_thread, start
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
+from infranetes_common.spawning import spawn
 from vmserver.containers.oci import cgroup
 from vmserver.containers.oci.addresses import fixed_addresses
 
@@ -58,9 +59,7 @@ class ConmonLaunch(ProcessProtocol):
         }
         descriptors = {0: "w", 1: "r", 2: "r", TOLD: "r", _GO: "w"}
         with fixed_addresses():
-            reactor.spawnProcess(
-                self, command[0], command, env=environment, path=str(bundle), childFDs=descriptors
-            )
+            spawn(reactor, self, command, environment, str(bundle), descriptors)
 
     def connectionMade(self) -> None:
         self.transport.closeStdin()

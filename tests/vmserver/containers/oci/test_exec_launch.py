@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.process import Process
@@ -19,8 +19,10 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
+from infranetes_common import spawning
 from infranetes_common.commands import ENVIRONMENT, exit_code, shell_code
 from infranetes_common.concurrency import within
+from infranetes_common.errors import Unavailable
 from infranetes_common.processes import family, process_state
 from infranetes_common.reactors import installed
 from tests.support.waiting import until
@@ -149,17 +151,17 @@ class LaunchTests(TestCase):
         self.controllers = self.groups.parent / "cgroup.controllers"
         self.controllers.touch()
 
-    def launch(
-        self, pid: int = GONE, then: str = "", runs: Any = reactor, group: str | None = "c1"
-    ) -> ExecLaunch:
+    def launch(self, pid: int = GONE, then: str = "", group: str | None = "c1") -> ExecLaunch:
         """Return the launch of a command in a container. :param pid: the container's first process."""
         program = self.directory / "crun"
         program.write_text(CRUN.format(said=self.directory, then=then))
         program.chmod(0o755)
-        crun = Crun(runs, self.directory / "run", str(program))
+        crun = Crun(reactor, self.directory / "run", str(program))
         cgroup = None if group is None else Cgroup(group, self.groups.parent)
         status = Status(pid, 1, cgroup, waiting=False)
-        return ExecLaunch(runs, crun, "c1", status, b"the process", 0, self.directory, CommandGroups(), 0.1)
+        return ExecLaunch(
+            reactor, crun, "c1", status, b"the process", 0, self.directory, CommandGroups(), 0.1
+        )
 
     def run_it(self, launch: ExecLaunch, console: Path | None = None) -> Child:
         made = Child(launch)
@@ -227,13 +229,13 @@ class LaunchTests(TestCase):
         self.assertEqual(words[-1], "c1")
 
     def test_if_it_can_not_be_run_no_cgroup_is_left(self) -> None:
-        class Full:
-            def spawnProcess(self, *_: object, **__: object) -> None:
-                raise BlockingIOError("no more processes")
+        def full(*_: object) -> int:
+            raise BlockingIOError(errno.EAGAIN, "no more processes")
 
-        launch = self.launch(runs=Full())
+        self.patch(spawning, "_posix_spawn", full)
+        launch = self.launch()
         before = len(os.listdir("/proc/self/fd"))
-        self.assertRaises(BlockingIOError, self.run_it, launch)
+        self.assertRaisesRegex(Unavailable, "no more processes", self.run_it, launch)
         self.assertEqual((os.listdir(self.groups), len(os.listdir("/proc/self/fd"))), ([], before))
 
     def test_what_crun_refuses_has_the_exit_code_of_shells(self) -> None:

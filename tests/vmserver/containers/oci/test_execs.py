@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from twisted.internet.task import Clock
 from twisted.internet.utils import getProcessOutputAndValue
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from infranetes_common import spawning
 from infranetes_common.concurrency import sleep, start, within
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from tests.contract.container_sessions import living, resident
@@ -98,8 +100,9 @@ class ExecTests(CrunCase):
 
     async def test_a_command_that_takes_long_is_not_given_up(self) -> None:
         made = await self.started("sleep", "600")
-        clock: Any = Clock()  # Any: a method of the reactor is added
-        clock.spawnProcess = reactor.spawnProcess
+        clock: Any = Clock()  # Any: methods of the reactor are added
+        for name in ("addReader", "removeReader", "addWriter", "removeWriter"):
+            setattr(clock, name, getattr(reactor, name))
         self.execs = Execs(clock, self.crun, self.directory / "x")
         session = await self.opened(made, ALL, "cat")
         await session.write(b"1")
@@ -252,20 +255,14 @@ class ExecTests(CrunCase):
         await session.write(b"too late")
 
     async def test_a_terminal_whose_command_can_not_be_run_leaves_no_socket(self) -> None:
-        class Full:
-            """A reactor that can start no process."""
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(reactor, name)
-
-            def spawnProcess(self, *_: object, **__: object) -> None:
-                raise BlockingIOError("no more processes")
+        def full(*_: object) -> int:
+            raise BlockingIOError(errno.EAGAIN, "no more processes")
 
         made = await self.started("sleep", "600")
-        full: Any = Full()
-        self.execs = Execs(full, self.crun, self.directory / "x")
+        self.execs = Execs(reactor, self.crun, self.directory / "x")
+        self.patch(spawning, "_posix_spawn", full)
         for streams in (ALL, TERMINAL):
-            with self.assertRaises(BlockingIOError):
+            with self.assertRaisesRegex(Unavailable, "no more processes"):
                 await self.opened(made, streams, "true")
         await self.until(lambda: os.listdir(self.directory / "x") == [], "no socket is left")
 
