@@ -20,9 +20,10 @@ from tests.harness.threads import ThreadStatus
 INTERVAL = 0.02  # seconds between two samples
 INTERVAL_NANOS = 20_000_000
 MAX_CALLS = 14
-_STARTING = "in _execute_child"
-"""The call of subprocess.Popen that waits until the kernel executes the program: a tenth of a millisecond, or
-longer if others have the processors. posix_spawn, which keeps the GIL meanwhile, is never seen at it."""
+_STARTING = ("in _execute_child", "in _posix_spawn")
+"""The calls of subprocess.Popen and `infranetes_common.spawning` that wait until the kernel executes the
+program: a tenth of a millisecond, or longer if others have the processors. os.posix_spawn, which keeps the
+GIL meanwhile, is never seen at it."""
 
 
 @attrs.frozen
@@ -77,6 +78,6 @@ class Stacks:
                 text = os.pread(file, 1 << 20, 0).decode(errors="replace")
                 calls = text.partition(self._head)[2].partition("\n\n")[0].splitlines()[1:]
                 calls = calls[: next((n for n, call in enumerate(calls) if "in _measure" in call), MAX_CALLS)]
-                asleep = asleep and not any(_STARTING in call for call in calls[:1])
+                asleep = asleep and not any(each in call for each in _STARTING for call in calls[:1])
                 self._samples.append((began, Sample("\n".join(reversed(calls[:MAX_CALLS])), asleep)))
         os.close(file)

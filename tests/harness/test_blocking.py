@@ -64,7 +64,11 @@ class ProgramTests(SynchronousTestCase):
         def _execute_child() -> None:  # as in subprocess
             time.sleep(0.2)
 
+        def _posix_spawn() -> None:  # as in infranetes_common.spawning
+            time.sleep(0.12)
+
         self.assertEqual(self.found_of(_execute_child), 0)
+        self.assertEqual(self.found_of(_posix_spawn), 0)
 
     def test_it_is_for_any_other_sleep(self) -> None:
         self.assertEqual(self.found_of(lambda: time.sleep(0.2)), 1)

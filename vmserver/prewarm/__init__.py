@@ -34,6 +34,8 @@ async def prewarm(
     if provider.name == "docker":
         await load_images(reactor, provider)
     await warm_up(reactor, provider)
+    if provider.name == "oci":  # as the init of a pod's shared processes, and pods that are restricted
+        await run_first_container(reactor, provider, ["ALL"])
     await run_in_thread(reactor, keep_heap_shared)
 
 

@@ -39,16 +39,21 @@ _LIBRARIES = ("/lib64/ld-linux-*.so.*", "/lib/ld-linux-*.so.*", "/lib/*-linux-gn
 _log = Logger()
 
 
-async def run_first_container(reactor: IReactor, provider: IContainerProvider) -> None:
+async def run_first_container(
+    reactor: IReactor, provider: IContainerProvider, dropped: Sequence[str] = ()
+) -> None:
     """Run one container from its creation to its removal, by a provider whose containers have images.
 
     A failure is only logged.
+
+    :param dropped: capabilities that it does without. The default profile of seccomp depends on them, and the
+        provider keeps what crun has compiled of it.
     """
     if provider.name not in WARMED:
         return
     begun = reactor.seconds()
     try:
-        await within(reactor, SECONDS, _prepare_and_run(reactor, provider), "the first container")
+        await within(reactor, SECONDS, _prepare_and_run(reactor, provider, dropped), "the first container")
         _log.info("the first container has run, in {seconds:.1f} s", seconds=reactor.seconds() - begun)
     except Exception as error:
         _log.warn(
@@ -58,26 +63,34 @@ async def run_first_container(reactor: IReactor, provider: IContainerProvider) -
         )
 
 
-async def _prepare_and_run(reactor: IReactor, provider: IContainerProvider) -> None:
+async def _prepare_and_run(reactor: IReactor, provider: IContainerProvider, dropped: Sequence[str]) -> None:
+    # As kubelet asks for most containers: without the init of a pod's shared processes.
+    context = cri.LinuxContainerSecurityContext(
+        namespace_options=cri.NamespaceOption(pid=cri.CONTAINER),
+        seccomp=cri.SecurityProfile(profile_type=cri.SecurityProfile.RuntimeDefault),
+        capabilities=cri.Capability(drop_capabilities=dropped),
+    )
     if ITakesLayers.providedBy(provider):
         configuration = _configuration([])
         image_id = _digest(configuration)
-        await _run(provider, image_id, provider.add_image(image_id, configuration), _mounts())
+        await _run(provider, image_id, provider.add_image(image_id, configuration), _mounts(), context)
     else:
         image_id, archive = await run_in_thread(reactor, _image)
-        await _run(provider, image_id, provider.load_image(image_id, _chunks(archive)), [])
+        await _run(provider, image_id, provider.load_image(image_id, _chunks(archive)), [], context)
 
 
 async def _run(
-    provider: IContainerProvider, image_id: str, loading: Deferred[None], mounts: Sequence[cri.Mount]
+    provider: IContainerProvider,
+    image_id: str,
+    loading: Deferred[None],
+    mounts: Sequence[cri.Mount],
+    context: cri.LinuxContainerSecurityContext,
 ) -> None:
-    # As kubelet asks for most containers: without the init of a pod's shared processes.
-    own = cri.LinuxContainerSecurityContext(namespace_options=cri.NamespaceOption(pid=cri.CONTAINER))
     config = cri.ContainerConfig(
         metadata=cri.ContainerMetadata(name=_ID),
         command=["/bin/sh", "-c", "echo begun; sleep 3600"],
         mounts=mounts,
-        linux=cri.LinuxContainerConfig(security_context=own),
+        linux=cri.LinuxContainerConfig(security_context=context),
     )
     try:
         await loading

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from twisted.trial.unittest import TestCase
@@ -13,6 +14,7 @@ from tests.harness.needs import needs_crun, needs_docker
 from tests.support.dockerd import Dockerd
 from tests.vmserver.containers.oci.provider_case import OciCase
 from vmserver.containers.docker.provider import DockerConfig, DockerProvider
+from vmserver.containers.oci.seccomp_filters import ANNOTATION
 from vmserver.prewarm.first_container import run_first_container
 
 
@@ -59,3 +61,20 @@ class FirstOciContainerTests(OciCase, TestCase):
             [cri.CONTAINER_CREATED, cri.CONTAINER_RUNNING, cri.CONTAINER_EXITED, None],
         )
         self.assertEqual(await self.provider.images(), [self.image_id])
+
+    async def test_containers_after_it_have_the_default_profiles_of_seccomp_compiled(self) -> None:
+        given = []
+        for dropped in ((), ["ALL"]):
+            await run_first_container(reactors.installed(), self.provider, dropped)
+            context = cri.LinuxContainerSecurityContext(
+                namespace_options=cri.NamespaceOption(pid=cri.CONTAINER),
+                seccomp=cri.SecurityProfile(profile_type=cri.SecurityProfile.RuntimeDefault),
+                capabilities=cri.Capability(drop_capabilities=dropped),
+            )
+            id = await self.create("true", linux=cri.LinuxContainerConfig(security_context=context))
+            text = (self.config.directory / "containers" / id / "bundle/config.json").read_text()
+            given.append(json.loads(text)["annotations"][ANNOTATION])
+        self.assertNotEqual(*given)
+        await self.run_container("true")  # in the pod's shared processes
+        [init] = (self.config.directory / "init").iterdir()
+        self.assertEqual(json.loads((init / "config.json").read_text())["annotations"][ANNOTATION], given[1])

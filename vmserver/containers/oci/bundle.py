@@ -31,6 +31,7 @@ from vmserver.containers.oci.lookup import look_up
 from vmserver.containers.oci.pod_processes import PodProcesses
 from vmserver.containers.oci.record import OciRecord
 from vmserver.containers.oci.rootfs_paths import make_directory, make_file
+from vmserver.containers.oci.seccomp_filters import SeccompFilters
 from vmserver.containers.oci.spec import NewContainer, container_spec, pid_namespace
 from vmserver.containers.oci.user_namespaces import FIELD, UserNamespaces, wanted_by
 from vmserver.layers.images import LayerImages
@@ -55,6 +56,7 @@ class Bundles:
         files: FileSystems,
         namespaces: UserNamespaces,
         processes: PodProcesses,
+        filters: SeccompFilters,
         etc_dir: Path,
     ) -> None:
         self._reactor = reactor
@@ -63,6 +65,7 @@ class Bundles:
         self._files = files
         self._namespaces = namespaces
         self._processes = processes
+        self._filters = filters
         self._sandbox_files = {f"/etc/{name}": etc_dir / name for name in SEEN_BY_CONTAINERS}
         self._profiles = ProfileLoader(reactor)
         self._kernel: Kernel | None = None
@@ -116,10 +119,12 @@ class Bundles:
         record.state.user.linux.CopyFrom(
             cri.LinuxContainerUser(uid=user.uid, gid=user.gid, supplemental_groups=groups)
         )
-        await self._write(container, spec)
+        await self._write(container, self._filters.added(spec))
 
-    async def prepare(self, container: OciContainer) -> None:
+    async def prepare(self, container: OciContainer) -> Document:
         """Make everything ready that a start needs and that time or a reboot of the VM may have changed.
+
+        Return its config.json.
 
         :raise CannotRun: the kernel would not execute its command.
         :raise FailedPrecondition: an image is no longer here, or the container whose processes this one is to
@@ -144,6 +149,7 @@ class Bundles:
             linux["namespaces"] = [each for each in linux["namespaces"] if each["type"] != "pid"]
             linux["namespaces"].append(pid_namespace(pid))
             await self._write(container, spec)
+        return spec
 
     async def limit(self, container: OciContainer, limits: cri.LinuxContainerResources) -> None:
         """Give a container that does not run these limits."""
@@ -179,7 +185,7 @@ class Bundles:
         if reference:
             await self._profiles.load(reference)
 
-    async def _write(self, container: OciContainer, spec: Document) -> None:
+    async def _write(self, container: OciContainer, spec: Mapping[str, object]) -> None:
         await run_in_thread(self._reactor, _thd_write, container.bundle, json.dumps(spec))
 
 

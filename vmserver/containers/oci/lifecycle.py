@@ -88,8 +88,9 @@ class Lifecycle:
         record.phase = Phase.CREATING
         try:
             await self._index.save(container)
-            await self._bundles.prepare(container)
+            spec = await self._bundles.prepare(container)
             process = await self._conmon.create(container.monitored)
+            self._crun.filters.keep(spec, container.id)
             states.starting(record, time.time_ns())
             await self._index.save(container)
         except CannotRun as error:

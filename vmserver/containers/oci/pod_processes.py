@@ -85,8 +85,10 @@ class PodProcesses:
         bundle = self._directory / id
         spec = init_spec(f"{self._cgroups}/{id}", users, kernel)
         try:
-            await run_in_thread(self._reactor, _thd_make, bundle, json.dumps(spec))
+            text = json.dumps(self._crun.filters.added(spec))
+            await run_in_thread(self._reactor, _thd_make, bundle, text)
             said = await self._crun.run(id, bundle)
+            self._crun.filters.keep(spec, id)
             status = self._crun.status(id)
             if status is None or not runs(status.pid, status.ticks):
                 raise FailedPrecondition(f"the init of the pod's processes does not start: {said}")

@@ -93,7 +93,14 @@ class OciProvider:
         self._index = ContainerIndex(reactor, config.directory / "containers")
         self._processes = PodProcesses(reactor, self._crun, config.directory / "init", CGROUPS)
         self._bundles = Bundles(
-            reactor, self._index, self._images, self._files, namespaces, self._processes, etc_dir
+            reactor,
+            self._index,
+            self._images,
+            self._files,
+            namespaces,
+            self._processes,
+            self._crun.filters,
+            etc_dir,
         )
         self._rotation = Rotation(reactor, config.log_max_size, config.log_max_files)
         self._lifecycle = Lifecycle(

@@ -35,6 +35,7 @@ from infranetes_common.reactors import IReactor
 from vmserver.containers.oci.addresses import fixed_addresses
 from vmserver.containers.oci.cgroup import Cgroup
 from vmserver.containers.oci.read_only import thd_read_only
+from vmserver.containers.oci.seccomp_filters import SeccompFilters
 
 CALL_SECONDS = 30.0  # for any call of crun to end; it takes 0.3 s under emulation
 REMEDY = "install the packages crun and conmon in this VM's image"
@@ -86,7 +87,7 @@ class Crun:
     """crun, with its directory of containers.
 
     :param root: the directory, below /run, which a reboot empties. :param program: name or path.
-    :param seconds: the time limit of each call.
+    :param seconds: the time limit of each call. :ivar filters: those that it has compiled.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Crun:
         self._program = program
         self.seconds = seconds
         self.root = root
+        self.filters = SeccompFilters(root)
 
     async def mount(self, at: Path) -> None:
         """Run crun from a read-only mount at `at` from now on: see `vmserver.containers.oci.read_only`."""

@@ -65,6 +65,9 @@ class Machine:
     async def of(self, config: object) -> None:
         return None
 
+    def added(self, spec: Any) -> Any:
+        return {**spec, "annotations": {"with": "a filter"}}
+
     async def load(self, reference: str) -> None:
         self.made.append(f"profile {reference.partition(chr(10))[0]}")
 
@@ -82,7 +85,7 @@ class BundleTests(SynchronousTestCase):
         self.index = ContainerIndex(installed(), self.top / "containers")
         everything: Any = self.machine
         self.bundles = Bundles(
-            installed(), self.index, everything, everything, everything, everything, self.etc
+            installed(), self.index, everything, everything, everything, everything, everything, self.etc
         )  # fmt: skip
         self.bundles._profiles = everything
         self.kernel(Kernel())

@@ -26,6 +26,7 @@ from vmserver.containers.oci import runtime
 from vmserver.containers.oci.cgroup import Cgroup
 from vmserver.containers.oci.kernel import Kernel
 from vmserver.containers.oci.pod_processes import PodProcesses, init_spec
+from vmserver.containers.oci.seccomp_filters import SeccompFilters
 
 
 @needs_programs("catatonit")
@@ -69,6 +70,7 @@ class Crun:
         self.failing = ""
         self.stuck = False
         self.slow: Deferred[None] | None = None
+        self.filters = SeccompFilters(Path("/absent"))
 
     def status(self, id: str) -> Status | None:
         return self.known.get(id)
