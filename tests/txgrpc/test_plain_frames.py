@@ -57,6 +57,7 @@ def written(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
     return head + stream_id.to_bytes(4, "big") + payload
 
 
+STREAM_1_IS_CLOSED = written(3, 0, 1, b"\0\0\0\x05")
 # Frames that make sense after one another, so that not nearly every sequence ends at its second frame.
 SENSIBLE = [
     *(
@@ -180,6 +181,59 @@ class ReceivedFrameTests(SynchronousTestCase):
             error = self.assertRaises(ProtocolError, call)
             self.assertEqual(type(error).__name__, "StreamClosedError")
         self.assertEqual(connection.data_to_send(), b"")
+
+
+class EndedStreamTests(SynchronousTestCase):
+    """What a connection knows of streams that are over: only which of the last ones were reset."""
+
+    def test_what_was_in_flight_for_a_stream_that_was_reset_is_no_error_of_the_connection(self) -> None:
+        for plain in (True, False):
+            for late in (written(1, 4, 1, BLOCKS[0]), written(0, 0, 1, b"abc"), written(1, 5, 1, BLOCKS[1])):
+                connection = made(False, plain)
+                connection.receive_data(written(1, 4, 1, BLOCKS[0]))
+                connection.reset_stream(1, 8)
+                connection.data_to_send()
+                connection.receive_data(late)
+                self.assertEqual(connection.data_to_send(), STREAM_1_IS_CLOSED)
+
+    def test_headers_after_the_end_of_a_stream_are_an_error_of_the_connection(self) -> None:
+        for plain in (True, False):
+            connection = self._with_two_ended(plain)
+            self.assertRaises(ProtocolError, connection.receive_data, written(1, 5, 1, BLOCKS[0]))
+
+    def test_data_after_the_end_of_a_stream_is_refused(self) -> None:
+        for plain in (True, False):
+            for late in (written(0, 0, 1, b"abc"), written(0, 1, 1, b"")):
+                connection = self._with_two_ended(plain)
+                connection.receive_data(late)
+                self.assertEqual(connection.data_to_send(), STREAM_1_IS_CLOSED)
+
+    def _with_two_ended(self, plain: bool) -> Any:
+        connection = made(False, plain)
+        for stream_id in (1, 3):
+            connection.receive_data(written(1, 5, stream_id, BLOCKS[0]))
+            connection.send_headers(stream_id, RESPONSE, True)
+        connection.data_to_send()
+        return connection
+
+    def test_they_take_no_memory(self) -> None:
+        connection = made(False, plain=True)
+        for stream_id in range(1, 2001, 2):
+            connection.receive_data(written(1, 5, stream_id, BLOCKS[0]))
+            connection.send_headers(stream_id, RESPONSE, True)
+        self.assertEqual((len(connection.streams), len(connection._closed_streams)), (0, 0))
+
+    def test_a_peer_that_resets_all_its_streams_is_remembered_for_the_last_ones(self) -> None:
+        connection = made(False, plain=True)
+        last = 2 * 5000 - 1
+        for stream_id in range(1, last + 1, 2):
+            connection.receive_data(
+                written(1, 4, stream_id, BLOCKS[0]) + written(3, 0, stream_id, b"\0\0\0\x08")
+            )
+        self.assertLess(len(connection._closed_streams), 4000)
+        connection.data_to_send()
+        connection.receive_data(written(1, 4, last, BLOCKS[0]))
+        self.assertEqual(connection.data_to_send(), written(3, 0, last, b"\0\0\0\x05"))
 
 
 HEADERS = st.lists(
