@@ -25,6 +25,8 @@ def bounded(text: str) -> str:
     long."""
     shown = " ".join(redacted_beginning(text, _MAX_READ).split())
     shown = "".join(each if each.isprintable() else "?" for each in shown)
+    if shown == text:
+        return text  # so that the steps of all pods share the texts that they have in common
     return shown if len(shown) <= MAX_WORDS else f"{shown[: MAX_WORDS - 1]}…"
 
 
