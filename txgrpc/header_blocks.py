@@ -23,6 +23,18 @@ _INDICES = 64
 _set_table_size: Any = vars(Encoder)["header_table_size"].fset  # Any: hpack's property, without types
 
 
+class _Entries(list[tuple[bytes, bytes]]):
+    """The entries of a header table. A deque takes 760 bytes, and a node has a connection for each pod."""
+
+    def appendleft(self, entry: tuple[bytes, bytes]) -> None:
+        """Add the newest entry."""
+        self.insert(0, entry)
+
+
+def _with_list(table: Any) -> None:  # Any: hpack's table has a deque
+    table.dynamic_entries = _Entries()
+
+
 class RepeatingEncoder(Encoder):
     """HPACK that caches the block of each list of headers, as long as it is valid.
 
@@ -32,6 +44,7 @@ class RepeatingEncoder(Encoder):
 
     def __init__(self) -> None:
         super().__init__()
+        _with_list(self.header_table)
         self._blocks: dict[tuple[object, ...], bytes] = {}
 
     @property
@@ -94,6 +107,7 @@ class RememberingDecoder(Decoder):
 
     def __init__(self) -> None:
         super().__init__()
+        _with_list(self.header_table)
         self._lists: dict[bytes, ReceivedHeaders] = {}
 
     def decode(self, data: bytes, raw: bool = False) -> Any:  # Any: hpack's own types differ

@@ -119,6 +119,11 @@ def received(connection: Any, frames: list[bytes]) -> list[object]:
     return said
 
 
+def queues() -> int:
+    """Return how many deques there are."""
+    return sum(type(each) is deque for each in gc.get_objects())
+
+
 def shown(event: Any) -> tuple[object, ...]:
     """Return what an event says."""
     names = ("stream_id", "data", "flow_controlled_length", "headers", "error_code", "delta")
@@ -314,6 +319,15 @@ class CallTests(MemoryCase):
                 start(chat())
             world.settle()
             gc.collect()
-            counts.append(sum(type(each) is deque for each in gc.get_objects()))
+            counts.append(queues())
         self.assertEqual(len(chats), 11)
+        self.assertEqual(*counts)
+
+    def test_a_connection_has_no_queues(self) -> None:
+        counts = []
+        kept = []
+        for number in (1, 10):
+            kept += [made(client_side, plain=True) for client_side in (True, False) for _ in range(number)]
+            gc.collect()
+            counts.append(queues())
         self.assertEqual(*counts)
