@@ -51,12 +51,12 @@ from infranetes.identity.guest_keys import GuestSecrets
 from infranetes.identity.node_addresses import sources
 from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.several import container_images
-from infranetes.kubernetes.api_server import ApiServer
 from infranetes.kubernetes.cluster import troubles
 from infranetes.kubernetes.config_objects import ApiServerObjects
 from infranetes.kubernetes.kept import KeptObjects
 from infranetes.kubernetes.pod_events import PodEvents
 from infranetes.kubernetes.pod_needs import ApiServerNeeds
+from infranetes.kubernetes.requests import Requests
 from infranetes.machines.agent.client import connector
 from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.agentless.memory import GuestMemory
@@ -164,14 +164,16 @@ class Daemon(OrderedServices):
             self._add("metrics", self._metrics)
         self._add_in_order()
 
-    def _make_api_server(self) -> ApiServer | None:
+    def _make_api_server(self) -> Requests | None:
         """Make the client that watches the API server; None: no kubeconfig is configured."""
         given = self._config.kubernetes
         if not given.kubeconfig:
             return None
+        from infranetes.kubernetes.api_server import ApiServer  # late: with it come HTTP and YAML, 4 MiB
+
         return ApiServer(self._reactor, Path(given.kubeconfig), given.master_ip)
 
-    def _make_services(self, server: ApiServer | None) -> ClusterServices | None:
+    def _make_services(self, server: Requests | None) -> ClusterServices | None:
         """Make the source of the Services that VMs get; None: they get none."""
         if server is None or not self._config.kubernetes.service_proxy:
             return None
@@ -185,7 +187,7 @@ class Daemon(OrderedServices):
                 side.node_services = proxy = NodeProxy(self._reactor, side.provider.bridge, rules)
                 yield proxy
 
-    def _make_policies(self, server: ApiServer | None) -> ClusterPolicies | None:
+    def _make_policies(self, server: Requests | None) -> ClusterPolicies | None:
         """Make the source of network policies; None: pods may receive and send everything."""
         if server is None or not self._config.kubernetes.network_policies:
             return None

@@ -20,8 +20,8 @@ from infranetes.guest.container_disk import BuiltLayout, write_archive, write_la
 from infranetes.images.config import ImagesConfig, default_policy
 from infranetes.images.machine.formats import HEAD_BYTES, compression_of
 from infranetes.images.machine.limits import DiskLimits
+from infranetes.images.machine.orders import Answer
 from infranetes.images.machine.registry_disks import AGENT_LABEL, RegistryDisks
-from infranetes.images.machine.worker import Answer
 from infranetes.images.machine.workshop import DiskSource, Workshop
 from infranetes.images.manifest import host_platform
 from infranetes.images.reference import Reference, parse

@@ -32,6 +32,7 @@ from zope.interface import implementer
 
 from infranetes.kubernetes.credentials import Credentials
 from infranetes.kubernetes.kubeconfig import Access
+from infranetes.kubernetes.requests import Refused, Requests
 from infranetes_common.concurrency import cancellable, within
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
@@ -45,14 +46,6 @@ MAX_REFUSAL = 4096
 _CONTENT_TYPES = {"POST": "application/json", "PATCH": "application/strategic-merge-patch+json"}
 
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
-
-
-class Refused(Exception):
-    """The server answered with an error. :ivar status: its HTTP status."""
-
-    def __init__(self, status: int, why: str) -> None:
-        super().__init__(f"the API server answers {status}: {why}")
-        self.status = status
 
 
 @implementer(IPolicyForHTTPS)
@@ -83,7 +76,7 @@ def check_certificates(access: Access) -> None:
     _Policy(access)
 
 
-class ApiServer:
+class ApiServer(Requests):
     """The API server that a kubeconfig names.
 
     :param host: an address to use instead of the kubeconfig's; "": use that one.
@@ -96,33 +89,20 @@ class ApiServer:
         self._agent: Agent | None = None
 
     async def cluster(self) -> str:
-        """Return what distinguishes its cluster from others: a digest of its URL and its authority.
-
-        :raise FailedPrecondition: the kubeconfig can't be used."""
+        """Return a digest of its URL and its authority."""
         access = await self._credentials.current()
         return hashlib.sha256(f"{access.server}\n".encode() + access.authority).hexdigest()
 
     async def lines(self, path: str, query: Mapping[str, str], take: Callable[[bytes], None]) -> None:
-        """Make a GET request and pass each line of the answer to `take`, until the answer ends.
-
-        :raise Refused: the server answers with an error.
-        :raise Unavailable: the server can't be reached or is silent, or the answer breaks off.
-        :raise FailedPrecondition: the kubeconfig can't be used.
-        """
         await self._ask("GET", path, _Lines(self._reactor, take), query=query)
 
     async def pieces(self, path: str, query: Mapping[str, str], take: Callable[[bytes], None]) -> None:
-        """Make a GET request and pass the answer to `take` as it arrives. Raises as `lines` does."""
         await self._ask("GET", path, _Pieces(self._reactor, take), query=query)
 
     async def create(self, path: str, document: object) -> None:
-        """Create an object from JSON.
-
-        Raises as `lines` does; `Refused` with 409: an object of the name exists."""
         await self._ask("POST", path, _Ignored(self._reactor), document=document)
 
     async def merge(self, path: str, document: object) -> None:
-        """Change an object by a strategic merge patch in JSON. Idempotent. Raises as `lines` does."""
         await self._ask("PATCH", path, _Ignored(self._reactor), document=document)
 
     async def _ask(

@@ -13,10 +13,10 @@ from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from infranetes.kubernetes.api_server import ApiServer
 from infranetes.kubernetes.follow import Follower
 from infranetes.kubernetes.kept import Kept, KeptObjects
 from infranetes.kubernetes.kinds import Kind
+from infranetes.kubernetes.requests import Requests
 from infranetes.kubernetes.watch import Event, Replaced, Watch
 from infranetes_common.concurrency import Notifier, sleep, start
 from infranetes_common.errors import InfranetesError
@@ -54,7 +54,7 @@ class Cluster(Service):
     def __init__(
         self,
         reactor: IReactor,
-        server: ApiServer,
+        server: Requests,
         kinds: Sequence[Kind],
         tell: Callable[[], None],
         kept: KeptObjects | None = None,

@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 from twisted.internet.interfaces import IReactorTime
 
-from infranetes.kubernetes.api_server import ApiServer, Refused
 from infranetes.kubernetes.fields import Fields
+from infranetes.kubernetes.requests import Refused, Requests
 from infranetes_common import bounded_json
 from infranetes_common.concurrency import within
 from infranetes_common.errors import InvalidArgument, NotFound, PermissionDenied, Unavailable
@@ -39,7 +39,7 @@ class ConfigObjects(Protocol):
 class ApiServerObjects:
     """The ConfigObjects that asks the API server. No object is kept, and none is in an error."""
 
-    def __init__(self, clock: IReactorTime, server: ApiServer) -> None:
+    def __init__(self, clock: IReactorTime, server: Requests) -> None:
         self._clock = clock
         self._server = server
 

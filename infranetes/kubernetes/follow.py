@@ -8,7 +8,7 @@ from collections.abc import Callable
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from infranetes.kubernetes.api_server import ApiServer, Refused
+from infranetes.kubernetes.requests import Refused, Requests
 from infranetes.kubernetes.watch import Event, Watch
 from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import InfranetesError
@@ -29,7 +29,7 @@ class Follower:
     def __init__(
         self,
         reactor: IReactor,
-        server: ApiServer,
+        server: Requests,
         path: str,
         watch: Watch,
         take: Callable[[Event], None],

@@ -25,7 +25,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.kubernetes.api_server import ApiServer, Refused
+from infranetes.kubernetes.requests import Refused, Requests
 from infranetes_common.concurrency import backoff, sleep, start
 from infranetes_common.errors import InfranetesError
 from infranetes_common.wire import cri
@@ -45,7 +45,7 @@ class PodEvents(Service):
     :param node: this node's name.
     """
 
-    def __init__(self, clock: IReactorTime, server: ApiServer, node: str) -> None:
+    def __init__(self, clock: IReactorTime, server: Requests, node: str) -> None:
         self._clock = clock
         self._server = server
         self._node = node

@@ -23,8 +23,8 @@ from urllib.parse import quote
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from infranetes.kubernetes.api_server import ApiServer, Refused
 from infranetes.kubernetes.fields import Fields
+from infranetes.kubernetes.requests import Refused, Requests
 from infranetes_common import bounded_json
 from infranetes_common.concurrency import within
 from infranetes_common.errors import InfranetesError, InvalidArgument
@@ -48,7 +48,7 @@ class PodNeeds(Protocol):
 class ApiServerNeeds:
     """The PodNeeds that asks the API server."""
 
-    def __init__(self, clock: IReactorTime, server: ApiServer) -> None:
+    def __init__(self, clock: IReactorTime, server: Requests) -> None:
         self._clock = clock
         self._server = server
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 
-from infranetes.kubernetes.api_server import ApiServer
 from infranetes.kubernetes.cluster import Cluster
 from infranetes.kubernetes.kept import KeptObjects
+from infranetes.kubernetes.requests import Requests
 from infranetes.policies.interface import LocalPod
 from infranetes.policies.kinds import Namespaces, Pods, Policies
 from infranetes.policies.model import Model
@@ -30,7 +30,7 @@ class ClusterPolicies(Cluster):
 
     name = "policies"
 
-    def __init__(self, reactor: IReactor, server: ApiServer, kept: KeptObjects | None = None) -> None:
+    def __init__(self, reactor: IReactor, server: Requests, kept: KeptObjects | None = None) -> None:
         self._model = Model()
         self._present: set[str] = set()  # ids of local pods
         self._changed: set[str] = set()  # ids of pods whose changes are not yet reported

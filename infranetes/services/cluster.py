@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from infranetes.kubernetes.api_server import ApiServer
 from infranetes.kubernetes.cluster import Cluster
+from infranetes.kubernetes.requests import Requests
 from infranetes.services.kinds import OwnNodes, ServiceRanges, Services, Slices
 from infranetes.services.messages import Batches
 from infranetes.services.objects import OwnNode
@@ -26,7 +26,7 @@ class ClusterServices(Cluster):
 
     name = "services"
 
-    def __init__(self, reactor: IReactor, server: ApiServer, node: str) -> None:
+    def __init__(self, reactor: IReactor, server: Requests, node: str) -> None:
         self.table = RuleTable(OwnNode(node))
         self.changed = Notifier()
         self._batches = Batches(self.table)

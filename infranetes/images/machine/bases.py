@@ -28,7 +28,7 @@ from twisted.internet.defer import DeferredLock
 from twisted.logger import Logger
 
 from infranetes.images.machine.disk import BaseDisk, DiskFormat
-from infranetes.images.machine.worker import Answer
+from infranetes.images.machine.orders import Answer
 from infranetes_common.concurrency import IMAGES, replace_file, run_in_thread
 from infranetes_common.errors import ConfigError, FailedPrecondition, ResourceExhausted
 from infranetes_common.reactors import IReactor

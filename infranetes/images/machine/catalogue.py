@@ -28,7 +28,6 @@ from infranetes.images.interface import CatalogueImage, IKeepsImages
 from infranetes.images.machine.bases import Bases
 from infranetes.images.machine.config import MachineImageConfig
 from infranetes.images.machine.disk import BaseDisk
-from infranetes.images.machine.download import Downloads, Wanted
 from infranetes.images.machine.limits import DiskLimits, limits_of
 from infranetes.images.machine.workshop import DiskSource, Workshop
 from infranetes.images.reference import Reference
@@ -184,6 +183,8 @@ class MachineCatalogue:
         fetched, made = self._bases.new(), self._bases.new()
         try:
             if entry.url:
+                from infranetes.images.machine.download import Downloads, Wanted  # late: with it comes HTTP
+
                 config = self._config
                 downloads = Downloads(self._reactor, config.stall_seconds, config.attempts, self._trust)
                 wanted = Wanted(entry.url, entry.digest, config.max_layer_bytes, what)

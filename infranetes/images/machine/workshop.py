@@ -19,7 +19,7 @@ from infranetes.images.erofs.limits import BAD, FULL
 from infranetes.images.machine.bases import full
 from infranetes.images.machine.disk import DiskFormat
 from infranetes.images.machine.limits import DiskLimits
-from infranetes.images.machine.worker import Answer, Order
+from infranetes.images.machine.orders import Answer, Order
 from infranetes.images.store import LayerFile
 from infranetes_common import bounded_json
 from infranetes_common.commands import Command, Output, Running, find_program

@@ -9,7 +9,8 @@ from twisted.internet.ssl import Certificate, PrivateCertificate
 from twisted.trial.unittest import TestCase
 
 from infranetes.kubernetes import credentials
-from infranetes.kubernetes.api_server import ApiServer, Refused
+from infranetes.kubernetes.api_server import ApiServer
+from infranetes.kubernetes.requests import Refused
 from infranetes_common.concurrency import deferred, start
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import installed

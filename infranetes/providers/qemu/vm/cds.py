@@ -9,12 +9,13 @@ import hashlib
 import io
 import os
 from pathlib import Path, PurePosixPath
-
-from pycdlib.pycdlib import PyCdlib
-from pycdlib.pycdlibexception import PyCdlibException
+from typing import TYPE_CHECKING
 
 from infranetes.providers.machine_images import Cd
 from infranetes_common.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from pycdlib.pycdlib import PyCdlib
 
 MOST_BYTES = 64 << 20  # of one CD's files
 _NEW = ".cd"  # a file that is being written
@@ -48,6 +49,9 @@ def write(cd: Cd, path: Path) -> None:
     """Write a CD's image to a new file, for root alone. Blocks.
 
     :raise InvalidArgument: there can't be such a CD. :raise OSError: it can't be written."""
+    from pycdlib.pycdlib import PyCdlib  # late: it takes 6 MiB, and few nodes boot images
+    from pycdlib.pycdlibexception import PyCdlibException
+
     size = sum(len(content) for content in cd.files.values())
     if size > MOST_BYTES:
         raise InvalidArgument(f"the CD {cd.label} would have {size} bytes: {MOST_BYTES >> 20} MiB at most")

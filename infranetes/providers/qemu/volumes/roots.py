@@ -30,7 +30,7 @@ from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.logger import Logger
 
 from infranetes.images.machine.limits import DiskLimits
-from infranetes.images.machine.worker import Order
+from infranetes.images.machine.orders import Order
 from infranetes.providers.machine_images import BaseDisk, BootDisk, DiskFormat
 from infranetes.providers.qemu.volumes import sparse_files
 from infranetes.providers.qemu.volumes.files import MODE, RootRecord, VolumeFiles, as_error

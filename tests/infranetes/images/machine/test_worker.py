@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.images.erofs.limits import BAD, FAILED
 from infranetes.images.machine.limits import DiskLimits
-from infranetes.images.machine.worker import Order
+from infranetes.images.machine.orders import Order
 from tests.infranetes.images.machine import builders
 from tests.support.oci import layer
 
