@@ -74,6 +74,7 @@ CHOICES = {
     "volumes": ("aws", "gcp", "openstack", "vsphere"),
     "launches": ("azure", "vsphere"),
     "libraries": ("emulated",),
+    "density": ("many",),
 }
 DEFAULT_JSON = Path("build/bench.json")
 

@@ -28,6 +28,7 @@ from txgrpc import Channel, GrpcError
 FILL_SECONDS = 300.0  # until the pool is full
 START_SECONDS = 600.0  # a provider may have to build a template first
 _TWISTD = "from twisted.scripts.twistd import run; run()"
+_RECORDED = f"import sys; from bench.turns import record; record(sys.argv.pop(1)); {_TWISTD}"
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -39,6 +40,7 @@ class Daemon:
     :param preload: images that its VMs have from the start.
     :param more: TOML that is appended.
     :param environment: its environment, in place of this process'.
+    :param turns: whether the file `turns` has its reactor's longest turns (`bench.turns`).
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Daemon:
         preload: Sequence[str] = (),
         more: str = "",
         environment: Mapping[str, str] = os.environ,
+        turns: bool = False,
     ) -> None:
         self._reactor = reactor
         self._environment = environment
@@ -57,6 +60,8 @@ class Daemon:
         self.root.chmod(0o755)  # a provider may run its VMs as a different user
         self.socket = self.root / "run" / "infranetes.sock"
         self.logs = self.root / "pods"
+        self.turns = self.root / "turns"
+        self._program = ["-c", _RECORDED, str(self.turns)] if turns else ["-c", _TWISTD]
         self._config = self.root / "infranetes.toml"
         text = _toml(configuration(self.root, self.socket, provider, table, registry, preload))
         self._config.write_text(f"{text}\n{more}")
@@ -77,7 +82,7 @@ class Daemon:
         begun = time.monotonic()
         with (self.root / "daemon.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _TWISTD, "-n", "--pidfile=", "infranetes", "-c", str(self._config)],
+                [sys.executable, *self._program, "-n", "--pidfile=", "infranetes", "-c", str(self._config)],
                 cwd=ROOT,
                 env={**self._environment, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,

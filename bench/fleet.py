@@ -18,12 +18,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.threads import deferToThread
 
 from bench import fleet_vms
 from bench.figures import Missing, Report
+from bench.turns import Turns
 from infranetes.identity.authority import Authority
 from infranetes.kubernetes.api_server import ApiServer
 from infranetes.machines.agent.client import connector
@@ -155,44 +155,6 @@ def _tell(report: Report, vms: int, seconds: dict[str, float], target: float | N
     if vms > REAL:
         by_nft = f"{what}: by nft, in {REAL} of them"
         report.add("fleet", by_nft, seconds["real 99"], "ms", target, percent=99)
-
-
-class Turns:
-    """The processor time that single turns of a reactor take, in seconds.
-
-    :ivar longest: the longest turn, without garbage collections. :ivar collection: the longest of these.
-    """
-
-    def __init__(self, reactor: Any) -> None:  # Any: reactors have no interface for one turn
-        self._reactor = reactor
-        self.longest = self.collection = 0.0
-        self._turn = reactor.doIteration
-        self._began = self._collected = self._collection_began = 0.0
-
-    def __enter__(self) -> Turns:
-        self.longest = self.collection = self._collected = 0.0
-        self._began = time.thread_time()
-        gc.callbacks.append(self._collects)
-        self._reactor.doIteration = self._iterate
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._reactor.doIteration = self._turn
-        gc.callbacks.remove(self._collects)
-
-    def _iterate(self, seconds: float) -> None:
-        self._turn(seconds)
-        now = time.thread_time()
-        self.longest = max(self.longest, now - self._began - self._collected)
-        self._began, self._collected = now, 0.0
-
-    def _collects(self, phase: str, _: object) -> None:
-        if phase == "start":
-            self._collection_began = time.thread_time()
-        elif self._collection_began:
-            took = time.thread_time() - self._collection_began
-            self._collected += took
-            self.collection = max(self.collection, took)
 
 
 def _resident() -> int:

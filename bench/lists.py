@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time list calls from a client in a process of its own, so that its cost is not counted as the daemon's.
 
-    python -m bench.lists SOCKET DAEMON_PID COUNT METHOD
+    python -m bench.lists SOCKET DAEMON_PID COUNT METHOD SECONDS-BETWEEN-CALLS
 
 The client is grpcio. Writes JSON: the number of items, the seconds of each call, and the daemon's processor
 seconds per call.
@@ -18,11 +18,11 @@ from pathlib import Path
 
 from infranetes_common.wire import cri
 
-_ITEMS = {"ListContainers": "containers", "ListPodSandbox": "items"}
+_ITEMS = {"ListContainers": "containers", "ListPodSandbox": "items", "ListPodSandboxStats": "stats"}
 _WARM_UP = 5
 
 
-def measure(socket: str, pid: int, count: int, method: str) -> dict[str, object]:
+def measure(socket: str, pid: int, count: int, method: str, pause: float) -> dict[str, object]:
     """Make `count` calls, one after the other."""
     import grpc
 
@@ -35,14 +35,16 @@ def measure(socket: str, pid: int, count: int, method: str) -> dict[str, object]
             getattr(cri, f"{method}Response").FromString,
         )
         for _ in range(_WARM_UP):
-            answer = call(request, timeout=30)
+            answer = call(request, timeout=60)
+            time.sleep(pause)
         gc.disable()
         seconds = []
         before = processor_seconds(pid)
         for _ in range(count):
             start = time.perf_counter()
-            call(request, timeout=30)
+            call(request, timeout=60)
             seconds.append(time.perf_counter() - start)
+            time.sleep(pause)
         spent = processor_seconds(pid) - before
     return {
         "items": len(getattr(answer, _ITEMS[method])),
@@ -59,4 +61,5 @@ def processor_seconds(pid: int) -> float:
 
 
 if __name__ == "__main__":
-    json.dump(measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]), sys.stdout)
+    path, daemon, calls, name, between = sys.argv[1:]
+    json.dump(measure(path, int(daemon), int(calls), name, float(between)), sys.stdout)
