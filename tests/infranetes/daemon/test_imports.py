@@ -10,6 +10,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 import infranetes
+from tests.harness.durations import slow
 
 PROGRAM = """
 import sys
@@ -32,6 +33,7 @@ LATE = {
 
 
 class ImportTests(SynchronousTestCase):
+    @slow(3, "a process loads all of the daemon")
     def test_what_a_node_of_qemu_need_not_have_is_not_loaded(self) -> None:
         root = Path(infranetes.__file__).parents[1]
         said = subprocess.run(
