@@ -50,7 +50,7 @@ class Options(DaemonOptions):
             "podprovider",
             "p",
             None,
-            "Makes the VMs: qemu, aws, azure, gcp, openstack, vsphere, simulated or a plug-in (provider).",
+            "Makes VMs: qemu, aws, azure, gcp, openstack, vsphere, libcloud, simulated or a plug-in (provider).",
         ],
         [
             "imgprovider",

@@ -17,9 +17,10 @@ from infranetes_common.errors import ConfigError
 VIRTIO_SERIAL = "virtio-serial"
 FILE = "file"
 CERTIFICATE = "certificate"
-CLOUDS = ("aws", "azure", "gcp", "openstack", "vsphere", "cloud")  # see vmserver.identity.metadata
+CLOUDS = ("aws", "azure", "gcp", "openstack", "vsphere", "cloud-init", "cloud")  # see identity.metadata
 DEFAULT_CHANNEL = Path("/dev/virtio-ports/infranetes.identity")
 DEFAULT_AGENT_DEVICE = "/dev/virtio-ports/infranetes.agent"
+USER_DATA = Path("/var/lib/cloud/instance/user-data.txt")  # where cloud-init keeps it, mode 0600
 
 
 @attrs.frozen
@@ -28,7 +29,8 @@ class IdentityConfig:
 
     # virtio-serial, file, certificate, one of `CLOUDS`, or `cloud`: whichever cloud the machine is in
     source: str = VIRTIO_SERIAL
-    path: Path = DEFAULT_CHANNEL  # the virtio-serial channel's device, or the document's file
+    # The virtio-serial channel's device, or the document's file; for cloud-init that is USER_DATA by default.
+    path: Path = DEFAULT_CHANNEL
     # With the source `virtio-serial`: the device by which the node calls the agent. "", or none is there: the
     # agent listens at a TCP port, with TLS.
     agent_device: str = DEFAULT_AGENT_DEVICE

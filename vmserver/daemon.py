@@ -233,8 +233,9 @@ class Vmserver(Service):
             return CertificateFiles(self._reactor, Path(config.cert), Path(config.key), accept)
         waiting = lambda: not self._identity.sandbox_id  # noqa: E731
         if config.source in configuration.CLOUDS:
+            kept = configuration.USER_DATA if config.path == configuration.DEFAULT_CHANNEL else config.path
             return CloudIdentity(
-                self._reactor, config.source, config.endpoint, accept, waiting, tools=config.vmtoolsd
+                self._reactor, config.source, config.endpoint, accept, waiting, None, config.vmtoolsd, kept
             )
         return VirtioSerial(self._reactor, config.path, partial(accept, live=True), waiting)
 

@@ -13,6 +13,7 @@ from infranetes.config import Config as NodeConfig
 from infranetes.config import load as load_node
 from infranetes.images.machine.config import MachineImageConfig
 from infranetes.pods.node.handler_config import HandlerConfig
+from infranetes.providers.cloud.any.settings import Settings as LibcloudSettings
 from infranetes.providers.cloud.aws.settings import Settings as AwsSettings
 from infranetes.providers.cloud.azure.settings import Settings as AzureSettings
 from infranetes.providers.cloud.gcp.settings import Settings as GcpSettings
@@ -46,6 +47,12 @@ AZURE: dict[str, Any] = {  # likewise
     "image": "gallery/pod",
     "subnet": "network/pods",
 }
+LIBCLOUD: dict[str, Any] = {  # likewise, by this driver
+    "driver": "digitalocean",
+    "credentials_file": "/etc/infranetes/digitalocean.toml",
+    "locations": ["fra1"],
+    "image": "178451234",
+}
 # The machine's or the owner's own names: they have no default that could be written down.
 OF_THE_MACHINE = {
     ("infranetes.toml", "node"),
@@ -59,6 +66,7 @@ OF_THE_MACHINE = {
     ("providers.gcp", "project"),
     ("providers.gcp", "zones"),
     ("providers.gcp", "image"),
+    *(("providers.libcloud", key) for key in LIBCLOUD),
     ("providers.openstack", "cloud"),
     ("providers.openstack", "image"),
     ("providers.openstack", "network"),
@@ -119,6 +127,9 @@ class ReferenceTests(SynchronousTestCase):
     def test_every_key_of_the_gcp_provider_and_its_default(self) -> None:
         zones = ("europe-west1-b",)
         self.check("providers.gcp", GcpSettings(project="test-project", zones=zones, image="guest"))
+
+    def test_every_key_of_the_libcloud_provider_and_its_default(self) -> None:
+        self.check("providers.libcloud", structure(LIBCLOUD, LibcloudSettings, source="test"))
 
     def test_every_key_of_the_openstack_provider_and_its_default(self) -> None:
         settings = OpenStackSettings(cloud="pods", image="infranetes", network="pods")

@@ -17,6 +17,7 @@ from infranetes.config import Config as NodeConfig
 from infranetes.images.machine.config import MachineImageConfig
 from infranetes.machines.pool_config import PoolSize
 from infranetes.pods.node.handler_config import HandlerConfig
+from infranetes.providers.cloud.any.settings import Settings as LibcloudSettings
 from infranetes.providers.cloud.aws.settings import Settings as AwsSettings
 from infranetes.providers.cloud.azure.settings import Settings as AzureSettings
 from infranetes.providers.cloud.gcp.settings import Settings as GcpSettings
@@ -38,6 +39,7 @@ PROVIDERS: dict[str, Any] = {
     "docker": DockerConfig,
     "fake": FakeConfig,
     "gcp": GcpSettings,
+    "libcloud": LibcloudSettings,
     "machine": MachineConfig,
     "openstack": OpenStackSettings,
     "qemu": QemuSettings,

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The identity from a cloud: its metadata service, or the hypervisor's guestinfo.
 
-=========  ===================================================================================
-source     where the document is
-=========  ===================================================================================
-aws        user-data, by IMDSv2: a session token first (source: Amazon EC2 user guide, "Use IMDSv2")
-azure      user-data, base64 (source: Azure, "Azure Instance Metadata Service")
-gcp        the instance's attribute `infranetes-identity` (source: Compute Engine, "About VM metadata")
-openstack  user-data (source: Nova user guide, "Metadata")
-vsphere    `guestinfo.infranetes.identity`, base64, read by open-vm-tools' vmtoolsd and erased then
-cloud      whichever of them the machine's DMI names
-=========  ===================================================================================
+==========  ===================================================================================
+source      where the document is
+==========  ===================================================================================
+aws         user-data, by IMDSv2: a session token first (source: Amazon EC2 user guide, "Use IMDSv2")
+azure       user-data, base64 (source: Azure, "Azure Instance Metadata Service")
+gcp         the instance's attribute `infranetes-identity` (source: Compute Engine, "About VM metadata")
+openstack   user-data (source: Nova user guide, "Metadata")
+vsphere     `guestinfo.infranetes.identity`, base64, read by open-vm-tools' vmtoolsd and erased then
+cloud-init  user-data of whatever cloud, in the file in which cloud-init keeps it
+cloud       whichever of the first five the machine's DMI names
+==========  ===================================================================================
 
 User-data holds the machine's key and can't be erased, and containers share the machine's network. So once
 the identity is read, the metadata service is closed to the whole machine but the agent, unless the pod's
@@ -44,12 +45,13 @@ from infranetes_common.errors import (
 )
 from infranetes_common.identity import MAX_DOCUMENT_BYTES
 from infranetes_common.reactors import IReactor
+from vmserver.config import USER_DATA
 from vmserver.identity.delivery import POLL_SECONDS, Accept, answer
 from vmserver.network.marked_connections import MARK, MarkedEndpoints
 
 AWS, AZURE, GCP = "aws", "azure", "gcp"
-OPENSTACK, VSPHERE, DETECT = "openstack", "vsphere", "cloud"
-SOURCES = (AWS, AZURE, GCP, OPENSTACK, VSPHERE, DETECT)
+OPENSTACK, VSPHERE, CLOUD_INIT, DETECT = "openstack", "vsphere", "cloud-init", "cloud"
+SOURCES = (AWS, AZURE, GCP, OPENSTACK, VSPHERE, CLOUD_INIT, DETECT)
 ACCESS_ANNOTATION = "infranetes.io/metadata-access"
 DMI = Path("/sys/class/dmi/id")
 
@@ -235,10 +237,20 @@ async def guestinfo(run: Run, tools: str) -> bytes:
         raise InvalidArgument(f"{_GUESTINFO} is not base64") from None
 
 
+def kept_user_data(path: Path) -> bytes:
+    """Read the document from the file of cloud-init's. :raise Unavailable: it can't be had now."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_DOCUMENT_BYTES + 1)
+    except OSError as error:
+        raise Unavailable(f"{path} of cloud-init can't be read: {error.strerror}") from None
+
+
 class CloudIdentity:
     """An `IdentitySource`: polls the cloud until the machine has an identity.
 
     :param waiting: whether it has none yet. :param tools: the program of open-vm-tools, vmtoolsd.
+    :param user_data: the file in which cloud-init keeps it.
     """
 
     def __init__(
@@ -250,8 +262,10 @@ class CloudIdentity:
         waiting: Callable[[], bool],
         run: Run | None = None,
         tools: str = "vmtoolsd",
+        user_data: Path = USER_DATA,
     ) -> None:
         self._source = source
+        self._user_data = user_data
         self._tools = tools
         self._metadata = MetadataService(reactor, endpoint)
         self._accept = accept
@@ -301,6 +315,8 @@ class CloudIdentity:
     async def _document(self, source: str) -> bytes:
         if source == VSPHERE:
             return await guestinfo(self._run, self._tools)
+        if source == CLOUD_INIT:
+            return kept_user_data(self._user_data)
         services = {
             AWS: self._metadata.aws,
             AZURE: self._metadata.azure,

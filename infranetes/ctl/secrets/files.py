@@ -20,7 +20,7 @@ from infranetes_common.redaction import PEM_KEY
 MAX_BYTES = 1 << 20  # of a file; a kubeconfig may be as large
 _MOST = 4096  # characters of a value that is guessed
 _RELATIVE = ("tokenFile", "client-key")  # keys of a kubeconfig whose paths are relative to it
-_OF_HEADERS = re.compile(r"headers_file$")  # keys of files in which any value may be a secret
+_OF_HEADERS = re.compile(r"(?:headers|credentials)_file$")  # keys of files in which any value may be a secret
 _OF_PASSWORD = re.compile(
     r"(?:password|secret|token)_file$"
 )  # and of those that begin with a line that is one

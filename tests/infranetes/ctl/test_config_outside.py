@@ -308,7 +308,9 @@ class NotLookedAtTests(OutsideTestCase):
 
 API = "client.authentication.k8s.io/v1"
 # Keys that sound as if they named something of this machine, and name something of a cloud or nothing.
-OTHERS = re.compile(r"providers\.(aws|azure|gcp|openstack|vsphere)\..*(?<!_file)|images\.platform|pool\..*")
+OTHERS = re.compile(
+    r"providers\.(aws|azure|gcp|libcloud|openstack|vsphere)\..*(?<!_file)|images\.platform|pool\..*"
+)
 SOUND = re.compile(
     r"(^|_)(file|dir|socket|endpoint|conf|policy|kubeconfig|ca|command|device|devices|listen)$"
 )
@@ -330,7 +332,7 @@ class CompleteTests(SynchronousTestCase):
     #: Keys that are looked at together, by `look_outside`.
     TOGETHER = frozenset(
         {f"metrics.{key}" for key in ("listen", "certificate_file", "key_file", "token_file")}
-        | {"providers.openstack.clouds_file", "kubernetes.kubeconfig"}
+        | {"providers.openstack.clouds_file", "providers.libcloud.credentials_file", "kubernetes.kubeconfig"}
     )
 
     def test_every_key_that_names_something_of_this_machine_is_looked_at(self) -> None:

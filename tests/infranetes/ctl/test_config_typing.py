@@ -247,6 +247,7 @@ class WordsTests(SynchronousTestCase):
             "zones": ["europe-west1-b"],
             "image": "projects/p-123456/global/images/x",
         },
+        "libcloud": {"driver": "digitalocean", "credentials_file": "/x", "image": "i", "locations": ["l"]},
         "openstack": {"cloud": "c", "image": "i", "network": "n"},
         "azure": {
             **dict.fromkeys(("resource_group", "location", "subnet"), "x"),

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of Compute Engine that were recorded by libcloud's own tests."""
+"""Answers of clouds that were recorded by libcloud's own tests."""
 
 from __future__ import annotations
 
 import json
 import zipfile
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 from tests.support.clouds import wheels
@@ -17,12 +18,19 @@ Shape = dict[str, set[str]]
 
 
 def answers() -> list[Any]:
-    """Return all answers."""
+    """Return all answers of Compute Engine."""
     with zipfile.ZipFile(wheels.wheel(RELEASE)) as archive:
         names = [
             name for name in archive.namelist() if name.startswith(_DIRECTORY) and name.endswith(".json")
         ]
         return [json.loads(archive.read(name)) for name in names]
+
+
+@lru_cache
+def fixture(path: str) -> Any:
+    """Return an answer of another cloud that libcloud's own tests recorded. :param path: CLOUD/FILE.json."""
+    with zipfile.ZipFile(wheels.wheel(RELEASE)) as archive:
+        return json.loads(archive.read(f"libcloud/test/compute/fixtures/{path}"))
 
 
 def resources(answer: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -25,12 +25,15 @@ from twisted.web.server import Site
 from infranetes_common import reactors
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
+from infranetes_common.identity import encode
 from infranetes_common.wire import vmserver
 from tests.harness.needs import needs_netns
 from tests.support.clouds.imds import Imds
 from tests.support.waiting import until
 from tests.vmserver.harness import SANDBOX, Agent, run_directory
+from vmserver import config as configuration
 from vmserver.config import IdentityConfig
+from vmserver.daemon import Vmserver
 from vmserver.identity import metadata
 from vmserver.identity.metadata import CloudIdentity, MetadataGate, MetadataService, detect
 
@@ -189,6 +192,41 @@ class CloudIdentityTests(TestCase):
         )
         self.patch(agent.authority, "identity", None)  # it does not get another one
         await agent.start()
+        info = await agent.stub().Info(vmserver.InfoRequest(), timeout=10.0)
+        self.assertEqual(info.sandbox_id, SANDBOX)
+
+    async def test_what_cloud_init_keeps_of_user_data_once_it_is_there(self) -> None:
+        kept = Path(self.mktemp()) / "instance" / "user-data.txt"
+        self.patch(metadata, "POLL_SECONDS", 0.05)
+        identity = CloudIdentity(
+            reactor, "cloud-init", "", self.offer, lambda: not self.offered, user_data=kept
+        )
+        with capturedLogs() as logged:
+            identity.start()
+            self.addCleanup(identity.stop)
+            await deferLater(reactor, 0.3)
+            self.assertEqual(self.offered, [])
+            kept.parent.mkdir(parents=True)
+            kept.write_bytes(b'{"the": "identity"}\n')
+            await until(lambda: self.offered, "it is read")
+            await deferLater(reactor, 0.15)
+        self.assertEqual(self.offered, [b'{"the": "identity"}'])
+        said = [formatEvent(each) for each in logged if each["log_level"] is LogLevel.warn]
+        self.assertEqual(len(said), 1, said)
+        self.assertIn(f"{kept} of cloud-init can't be read: No such file", said[0])
+
+    async def test_cloud_init_keeps_it_where_the_agent_looks_by_default(self) -> None:
+        directory = run_directory(self)
+        agent = Agent(reactor, directory)
+        self.addCleanup(lambda: start(agent.stop()))
+        kept = directory / "user-data.txt"
+        kept.write_text(encode(agent.authority.identity(SANDBOX)).decode())
+        self.assertEqual(str(configuration.USER_DATA), "/var/lib/cloud/instance/user-data.txt")
+        self.patch(configuration, "USER_DATA", kept)
+        agent.config = attrs.evolve(agent.config, identity=IdentityConfig(source="cloud-init", apply=False))
+        agent.service = service = Vmserver(reactor, agent.config, provider=agent.make_provider())
+        service.startService()
+        await until(lambda: service.port, "it has its identity")
         info = await agent.stub().Info(vmserver.InfoRequest(), timeout=10.0)
         self.assertEqual(info.sandbox_id, SANDBOX)
 

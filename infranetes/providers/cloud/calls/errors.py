@@ -26,7 +26,7 @@ def classify(error: Exception) -> CloudError:
     if isinstance(error, InvalidCredsError):
         return CloudError(ErrorKind.CREDENTIALS, message)
     if isinstance(error, BaseHTTPError):
-        return CloudError(_kind_of_status(int(error.code)), message, retry_after(error))
+        return CloudError(kind_of_status(int(error.code)), message, retry_after(error))
     if isinstance(error, MalformedResponseError):
         return CloudError(
             ErrorKind.TRANSIENT, "a malformed answer, perhaps of a proxy between us and the cloud"
@@ -40,7 +40,8 @@ def classify(error: Exception) -> CloudError:
     return CloudError(ErrorKind.UNEXPECTED, f"{type(error).__name__}: {message}")
 
 
-def _kind_of_status(status: int) -> ErrorKind:
+def kind_of_status(status: int) -> ErrorKind:
+    """Return the kind of an HTTP status of which nothing more is known."""
     if status >= 500 or status == 408:
         return ErrorKind.TRANSIENT
     if status == 429:
