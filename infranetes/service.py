@@ -50,7 +50,8 @@ class Options(DaemonOptions):
             "podprovider",
             "p",
             None,
-            "Makes VMs: qemu, aws, azure, gcp, openstack, vsphere, libcloud, simulated or a plug-in (provider).",
+            "Makes the VMs: qemu, aws, azure, gcp, openstack, vsphere, libcloud, simulated or a plug-in "
+            "(provider).",
         ],
         [
             "imgprovider",
