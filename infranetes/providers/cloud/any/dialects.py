@@ -13,7 +13,7 @@ from importlib import import_module
 
 import attrs
 from libcloud.compute.base import NodeDriver
-from libcloud.compute.providers import DRIVERS, get_driver
+from libcloud.compute.providers import DRIVERS
 
 MONTH = 730.0  # hours
 
@@ -72,13 +72,14 @@ def find(name: str) -> type[NodeDriver]:
     :raise ValueError: there is none."""
     module, colon, attribute = name.partition(":")
     if not colon:
-        if name not in DRIVERS:
-            close = get_close_matches(name.lower(), DRIVERS, n=1)
-            known = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(DRIVERS))}"
+        drivers = {str(each): where for each, where in DRIVERS.items()}  # older libclouds have enums
+        if name not in drivers:
+            close = get_close_matches(name.lower(), drivers, n=1)
+            known = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(drivers))}"
             raise ValueError(f"libcloud has no driver {name!r}; {known}")
-        module, attribute = DRIVERS[name]
+        module, attribute = drivers[name]
     try:
-        found = getattr(import_module(module), attribute) if colon else get_driver(name)
+        found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{module} with the driver {attribute} can't be imported: {error}") from None
     if not (isinstance(found, type) and issubclass(found, NodeDriver)):
