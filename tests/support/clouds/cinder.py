@@ -24,6 +24,7 @@ from tests.support.clouds import cinder_resources as resources
 from tests.support.clouds.nova_resources import ZONES, Json, new_id
 from tests.support.clouds.openstack_refusals import Refusal
 
+DEFAULT_ZONE = ZONES[1]  # in which volumes are made without being told where
 TYPES = ("__DEFAULT__", "fast", "shared")  # the last one is for several servers at once
 MOST_DISKS = 26  # of a server, its root disk among them
 _DELETABLE = ("available", "error", "error_restoring", "error_extending", "error_managing")
@@ -153,14 +154,20 @@ class Cinder:
         return [one for one in list(self.attachments.values()) if one["volume_id"] == volume]
 
     def _create(self, asked: Json) -> Json:
-        size, kind = int(asked["size"]), asked.get("volume_type") or TYPES[0]
+        size, wanted = int(asked["size"]), asked.get("volume_type") or ""
+        kind = wanted or TYPES[0]
         zone = str(asked.get("availability_zone") or "")
         if kind not in TYPES:
             raise Refusal(404, f"Volume type with name {kind} could not be found.")
         origin = self._origin(asked, size)
         if origin is not None:
             of = self.volumes.get(str(origin.get("volume_id", origin["id"])), origin)
-            kind, there = of.get("volume_type", kind), str(of.get("availability_zone", ZONES[0]))
+            kind, there = of.get("volume_type", kind), str(of.get("availability_zone", DEFAULT_ZONE))
+            if wanted not in ("", kind):
+                words = (
+                    f"Invalid volume_type provided: {wanted} (requested type is not compatible; either match"
+                )
+                raise Refusal(400, f"Invalid input received: {words} source volume, or omit type argument).")
             if zone not in ("", there):
                 words = "Volume must be in the same availability zone as the snapshot"
                 raise Refusal(400, f"Invalid input received: {words}")
@@ -168,7 +175,7 @@ class Cinder:
         if zone not in ("", *ZONES):
             raise Refusal(400, f"Availability zone '{zone}' is invalid.")
         self._check_room("volumes", len(self.volumes), size)
-        made = resources.volume(asked, size, str(kind), zone or ZONES[0])
+        made = resources.volume(asked, size, str(kind), zone or DEFAULT_ZONE)
         made["multiattach"] = kind == "shared"
         self._appear(self.volumes, made)
         self.contents[made["id"]] = self.contents.get(origin["id"], b"") if origin is not None else b""

@@ -109,12 +109,8 @@ class OpenStackDisks:
     def _thd_find(self, driver: Driver, names: Sequence[str]) -> list[CloudDisk]:
         if len(names) > _FEW:
             return [disk for disk in self._thd_ours(driver) if disk.name in names]
-        found = [
-            volume
-            for name in names
-            for volume in driver.volumes(name=hashed_name_of(self._cluster, name))
-            if self._is_ours(volume)
-        ]
+        hashed = [hashed_name_of(self._cluster, name) for name in names]
+        found = [volume for name in hashed for volume in driver.volumes(name=name)]
         return [disk for disk in self._thd_shown(driver, found) if disk.name in names]
 
     def _thd_get(self, driver: Driver, ids: Sequence[str]) -> list[CloudDisk]:

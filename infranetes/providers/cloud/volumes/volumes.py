@@ -181,6 +181,8 @@ class CloudVolumes(Generic[D]):
             request = DiskRequest(name, 0, size, self._cluster, source)
             while True:
                 disk = await self._calls.find(name)
+                if disk is not None:
+                    self._forget_unseen(name)
                 if disk is not None and source not in (None, disk.source):
                     raise AlreadyExists(f"volume {disk.id}, {name!r}, did not begin with {source}")
                 if disk is None:
@@ -215,8 +217,7 @@ class CloudVolumes(Generic[D]):
                 raise
             wait.refusal, deleted = str(error), False
         if disk is not None and not deleted:
-            for key in [key for key in self._unseen if key[0] == request.name]:
-                del self._unseen[key]
+            self._forget_unseen(request.name)
             return disk, request
         now = self._clock.seconds()
         since = min(self._unseen.setdefault((request.name, request.number), now), now - age)
@@ -225,6 +226,10 @@ class CloudVolumes(Generic[D]):
         if not deleted and request.number >= _MOST_NUMBERS:
             raise Unavailable(f"{what}: {self._calls.location} accepts the requests, and lists no volume")
         return None, attrs.evolve(request, number=request.number + 1)
+
+    def _forget_unseen(self, name: str) -> None:
+        for key in [key for key in self._unseen if key[0] == name]:
+            del self._unseen[key]
 
     async def _delete(self, volume_id: str) -> None:
         wait = self._calls.wait(f"delete volume {volume_id}")

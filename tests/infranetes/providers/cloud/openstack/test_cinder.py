@@ -105,6 +105,7 @@ class CinderTests(SynchronousTestCase):
             (404, "Volume type with name x", {"volume_type": "x"}),
             (400, "Availability zone 'x' is invalid", {"availability_zone": "x"}),
             (413, "exceeds allowed gigabytes quota", {"size": 1 << 30}),
+            (400, "Invalid volume_type", {"source_volid": self.volume(), "size": 10, "volume_type": "fast"}),
             (404, "Snapshot", {"snapshot_id": new_id()}),
             (404, "Volume", {"source_volid": new_id()}),
         ):
@@ -129,7 +130,7 @@ class CinderTests(SynchronousTestCase):
         self.end()
         self.refused(400, "have snapshots", "DELETE", f"/volumes/{volume}")
         self.refused(400, "cannot be smaller", "POST", "/volumes", {"volume": {**copy, "size": 9}})
-        elsewhere = {**copy, "availability_zone": ZONES[1]}
+        elsewhere = {**copy, "availability_zone": ZONES[0]}
         self.refused(400, "same availability zone", "POST", "/volumes", {"volume": elsewhere})
         self.volume(**copy)
         self.ask("DELETE", f"/snapshots/{taken}")

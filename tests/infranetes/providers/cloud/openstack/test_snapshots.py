@@ -74,16 +74,16 @@ class SnapshotTests(OpenStackSnapshotsCase, TestCase):
         await volumes.detach(vm, made.id)
 
     async def test_a_copy_is_of_the_type_and_in_the_zone_of_its_source(self) -> None:
-        self.settings |= {"volume_type": "fast", "volume_zone": ZONES[1]}
+        self.settings |= {"volume_type": "fast", "volume_zone": ZONES[0]}
         made = await (await self.volumes()).create("data", GIB)
-        self.settings |= {"volume_type": "", "volume_zone": ZONES[0]}
+        self.settings |= {"volume_type": "__DEFAULT__", "volume_zone": ZONES[1]}
         await self.next_volumes(self.provider.volumes)
         snapshots = self.provider.volumes.snapshots
         taken = await snapshots.create("one", made.id)
         for source in (FromVolume(made.id), FromSnapshot(taken.id)):
             made = await snapshots.restore(f"of {source}", GIB, source)
             copy = self.disks()[made.id]
-            self.assertEqual((copy["volume_type"], copy["availability_zone"]), ("fast", ZONES[1]))
+            self.assertEqual((copy["volume_type"], copy["availability_zone"]), ("fast", ZONES[0]))
 
     async def test_where_zones_are_apart_no_copy_of_a_snapshot_is_made_in_another_one_unnoticed(self) -> None:
         self.settings |= {"cross_zone_volumes": False, "volume_zone": ZONES[1]}

@@ -306,6 +306,21 @@ class FailureTests(OpenStackVolumesCase, TestCase):
         await attaching
         await volumes.detach(vm, made.id)
 
+    async def test_one_that_a_vm_is_still_being_given_is_taken_from_it(self) -> None:
+        """As when a pod is stopped while it starts, and the daemon was killed in between."""
+        volumes, vm = await self.volumes(), await self.vm()
+        made = await volumes.create("data", GIB)
+        self.world.volume_seconds = 0.4
+        attaching = volumes.attach(vm, made.id, False)
+        await self.until(lambda: self.disks()[made.id]["status"] == "reserved", "it is reserved")
+        provider = await self.started()
+        assert isinstance(provider, CloudProvider)
+        await provider.volumes.detach(vm, made.id)
+        self.assertEqual(self.cinder.attachments, {})
+        attaching.addErrback(lambda failure: None)
+        attaching.cancel()
+        await self.within(self.provider.stop())
+
     async def test_one_that_cinder_can_not_delete_is_left_to_a_person(self) -> None:
         volumes = await self.volumes()
         made = await volumes.create("data", GIB)
@@ -347,6 +362,7 @@ class LostAnswerTests(OpenStackVolumesCase, TestCase):
         volumes = await self.volumes()
         vm = await self.vm()
         made = await volumes.create("data", GIB)
+        self.assertEqual(list(self.disks()), [made.id])
         self.assertEqual((await volumes.expand(made.id, 2 * GIB)).size, 2 * GIB)
         await volumes.attach(vm, made.id, False)
         self.assertTrue(self.has(vm, made.id))
@@ -364,8 +380,9 @@ class LostAnswerTests(OpenStackVolumesCase, TestCase):
             self.assertTrue(all(fault.happened for fault in faults), faults)
             self.world.faults.clear()
 
+    @slow(5, "each of a volume's two lives meets fourteen refusals, and statuses that last")
     async def test_refusals_that_pass_are_waited_for(self) -> None:
-        self.world.volume_seconds = 0.3  # so that attachments are looked at
+        self.world.volume_seconds = 0.2  # so that attachments are looked at
         for kind in (FaultKind.ERROR, FaultKind.THROTTLE):
             actions = (*STEPS, "look at volumes", "look at attachments")
             faults = [self.world.faults.add(kind, action, times=2) for action in actions]
@@ -392,6 +409,17 @@ class LostAnswerTests(OpenStackVolumesCase, TestCase):
         self.assertEqual(await volumes.list(), [made])
         await volumes.delete(made.id)
         self.assertEqual(self.disks(), {})
+
+    async def test_a_name_that_is_used_again_later_is_asked_for_once(self) -> None:
+        """Though the first volume of the name was not seen for a while either."""
+        self.world.lag_seconds = 0.3
+        volumes = await self.volumes()
+        for name in ("one", "two"):
+            await volumes.delete((await volumes.create(name, GIB)).id)
+        await self.sleep(1.2)  # longer than Cinder may be slow
+        for name in ("one", "two"):
+            await volumes.create(name, GIB)
+        self.assertEqual((len(self.asked("create volumes")), len(self.disks())), (4, 2))
 
     async def test_two_daemons_that_make_one_at_once_make_the_same(self) -> None:
         volumes = await self.volumes()
