@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from infranetes.guest import sources
+from tests.support.disk_space import Scratch
 
 TREE = Path(__file__).resolve().parents[2]
 CACHE = TREE / "build" / "cleanroot"
@@ -51,8 +52,9 @@ def debs() -> Path:
     )
     if made.returncode:
         raise AssertionError(made.stdout)
-    kept = Path(tempfile.mkdtemp(prefix="infranetes-debs-"))
-    atexit.register(shutil.rmtree, kept)
+    scratch = Scratch.make("debs")
+    atexit.register(scratch.remove)
+    kept = scratch.path
     for deb in (TREE / "dist").glob("*.deb"):
         shutil.copy(deb, kept)
     return kept
@@ -125,8 +127,13 @@ class CleanRoot:
         self._network = network
         self._binds = binds
         # The path is short, because a unix socket's path may have at most 107 bytes.
-        self.path = Path(tempfile.mkdtemp(prefix="infranetes-root-", dir="/var/tmp"))
-        subprocess.run(["tar", "-xf", tar, "-C", self.path], check=True)
+        self._scratch = Scratch.make("root")
+        self.path = self._scratch.path
+        try:
+            subprocess.run(["tar", "-xf", tar, "-C", self.path], check=True)
+        except BaseException:  # such as a full disk, which is not to stay full
+            self.remove()
+            raise
 
     def _mounts(self) -> Iterator[str]:
         """Yield the commands for sh that mount what a system needs."""
@@ -217,4 +224,4 @@ class CleanRoot:
 
     def remove(self) -> None:
         """Delete the root. Its mounts have ended with its processes."""
-        shutil.rmtree(self.path)
+        self._scratch.remove()

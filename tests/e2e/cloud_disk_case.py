@@ -7,7 +7,6 @@ an hour behind.
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import subprocess
@@ -74,10 +73,16 @@ class CloudDiskCase(TestCase):
     # The machine
 
     def disk(self, source: str) -> Path:
-        """Return a copy of a disk that is larger than the original, as a cloud gives it to a machine."""
-        target = self.directory / f"{source}.raw"
-        subprocess.run(["cp", "--sparse=always", cloud_disk_files.made(source), target], check=True)
-        os.truncate(target, LARGER_GIB << 30)
+        """Return a disk that is larger than the one that was made, as a cloud gives it to a machine.
+
+        It has what the machine writes, and shows what was made for the rest.
+        """
+        target = self.directory / f"{source}.qcow2"
+        base = ("-b", cloud_disk_files.made(source), "-F", "raw")
+        subprocess.run(
+            ["qemu-img", "create", "-q", "-f", "qcow2", *base, target, f"{LARGER_GIB}G"], check=True
+        )
+        self.addCleanup(target.unlink)
         return target
 
     def network(self, mtu: int, *, lone: bool = False, time: str = "") -> CloudNetwork:
@@ -93,7 +98,7 @@ class CloudDiskCase(TestCase):
             QEMU,
             *("-machine", "q35,smm=on,accel=tcg", "-cpu", "max,-fsrm", "-m", "1024"),
             *("-nodefaults", "-display", "none", "-serial", f"file:{self.serial}", "-rtc", f"base={clock}"),
-            *("-drive", f"file={disk},format=raw,if=none,id=disk,cache=unsafe"),
+            *("-drive", f"file={disk},format=qcow2,if=none,id=disk,cache=unsafe"),
             *("-netdev", f"tap,id=net,ifname={TAP},script=no,downscript=no"),
             *(word for device in devices for word in ("-device", device)),
             *firmware,

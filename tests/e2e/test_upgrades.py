@@ -22,6 +22,7 @@ from tests.e2e.uplink import Uplink
 from tests.harness.durations import slow
 from tests.infranetes.daemon.case import ROOT, images
 from tests.infranetes.daemon.upgrade_case import UpgradeCase
+from tests.support.disk_space import copy_image
 from tests.support.releases import previous_packages, previous_release
 
 
@@ -134,7 +135,7 @@ class RemovalTests(BootedCase):
     def setUp(self) -> None:
         self.root = cleanroot.CleanRoot(roots.NODE.tar())
         self.addCleanup(self.root.remove)
-        shutil.copytree(IMAGES, self.root.path / "var/lib/infranetes/guest", symlinks=True)
+        copy_image(IMAGES, self.root.path / "var/lib/infranetes/guest")
         done = self.root.install(*NODE_PACKAGES)
         self.assertEqual(done.returncode, 0, done.stdout)
         (self.root.path / "etc/infranetes/infranetes.toml").write_text('provider = "qemu"\n')

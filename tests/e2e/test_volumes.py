@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import time
@@ -55,6 +54,7 @@ from tests.harness.needs import needs
 from tests.infranetes.csi.case import capability
 from tests.infranetes.daemon import case
 from tests.infranetes.daemon.case import reactor
+from tests.support.disk_space import copy
 from tests.support.ganesha import GANESHA, NfsServer
 from tests.support.nfs3 import Nfs3Server
 from txgrpc import Channel, Code, GrpcError
@@ -436,13 +436,13 @@ class VmImageVolumeTests(QemuCase, TestCase):
         """Return the guest image as a pod's own, whose agent's only container is the VM, which has a unit."""
         made = images.current(IMAGES)
         directory = self.open_dir / "images" / "machine"
-        shutil.copytree(made.directory, directory, ignore=shutil.ignore_patterns("disk.raw"))
+        directory.parent.mkdir()
+        copy(made.directory, directory)
         for each in (directory.parent, directory):
             each.chmod(0o755)
         image = attrs.evolve(made, directory=directory, key=secrets.token_hex(12), providers=("machine",))
         images.write(image)
         (directory.parent / images.CURRENT).symlink_to(directory.name)
-        subprocess.run(["cp", "--sparse=always", made.disk, image.disk], check=True)
         with mounted(image.disk, self.open_dir / "root") as root:
             (root / "etc/infranetes/vmserver.toml").write_text(_AGENT)
             (root / "etc/systemd/system/boots.service").write_text(_UNIT)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tests.harness.tools import need
 from tests.support import volatile_disk
+from tests.support.disk_space import copy
 
 _START_SECONDS = 30.0
 
@@ -37,7 +38,7 @@ class VolatileFile:
         stable, volatile, flushes = work / "stable", work / "volatile", work / "flushes"
         work.mkdir()
         os.link(path, stable)  # the only name that reaches the file while the mount covers `path`
-        subprocess.run(["cp", "--sparse=always", path, volatile], check=True)
+        copy(path, volatile)
         flushes.touch()
         plugin = [f"script={volatile_disk.__file__}", f"stable={stable}", f"volatile={volatile}"]
         self._processes: list[subprocess.Popen[bytes]] = []

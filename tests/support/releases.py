@@ -10,15 +10,14 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from twisted.trial.unittest import SkipTest
 
 from infranetes_common import __version__
+from tests.support.disk_space import Scratch
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST_RELEASE, STAND_IN = "0.2.0", "0.1.9"
@@ -47,8 +46,9 @@ def _unpacked() -> Path:
     """
     if not (ROOT / ".git").exists():
         raise SkipTest("no history here: the release before this one is made from git")
-    tree = Path(tempfile.mkdtemp(prefix="infranetes-previous-", dir="/var/tmp"))
-    atexit.register(shutil.rmtree, tree, True)
+    scratch = Scratch.make("previous")
+    atexit.register(scratch.remove)
+    tree = scratch.path
     subprocess.run(["tar", "-x", "-C", tree], input=_git("archive", _last_commit()), check=True)
     if __version__ == FIRST_RELEASE:
         for name in (_VERSION_FILE, "debian/changelog"):
