@@ -380,7 +380,8 @@ BENCH_JSON ?= build/bench.json
 ACCELERATOR ?= auto
 
 .PHONY: bench
-bench: venv proto apt-test image image-docker test-guests ## Take the figures: a table, and JSON in BENCH_JSON=; BENCHES= picks some
+bench: venv proto ## Take the figures: a table, and JSON in BENCH_JSON=; BENCHES= picks some, and only what these need is made
+	@needs=$$($(BIN)/python -m bench --needs $(BENCHES)); [ -z "$$needs" ] || $(MAKE) --no-print-directory $$needs
 	@$(AS_ROOT) $(BIN)/python -m bench --json "$(BENCH_JSON)" --accelerator "$(ACCELERATOR)" $(BENCHES)
 
 # ---- Bugs put in on purpose ----------------------------------------------------------------------

@@ -2,7 +2,8 @@
 """Run the benches: ``python -m bench [NAME[:CHOICE]...] [--json FILE]``; without a NAME, all of them.
 
 The last runs are kept in FILE-history.json, beside FILE.json, and drawn as FILE/*.svg.
-``python -m bench --draw FILE`` draws such a file without running anything.
+``python -m bench --draw FILE`` draws such a file without running anything, and ``--needs NAME...`` prints
+what the Makefile has to make for these benches.
 
 The table goes to standard output, progress to standard error. A missed target does not change the exit code.
 Listed below the table are the benches that could not run because something is missing, and those that
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from twisted.internet.task import react
 
-from bench import history, isolation, plots
+from bench import history, isolation, needs, plots
 from bench.figures import Missing, Report, say
 from bench.setup import Setup
 from infranetes.providers.qemu.settings import ACCELERATORS
@@ -140,6 +141,9 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--draw", type=Path, metavar="FILE", help="figures that were taken before: draw them alone"
     )
+    parser.add_argument(
+        "--needs", action="store_true", help="print the Makefile's targets that the benches need alone"
+    )
     given = parser.parse_args(arguments)
     unknown = sorted({*given.names} - {*_all_names()})
     if unknown:
@@ -150,6 +154,9 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(arguments: Sequence[str]) -> None:
     given = parsed(arguments)
+    if given.needs:
+        print(*needs.needed(given.names))
+        return
     if given.draw is not None:
         try:
             _draw(history.read(given.draw), given.draw.with_suffix(""))
