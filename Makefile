@@ -10,6 +10,8 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 VENV_DONE := $(VENV)/.installed
+# With what Infranetes itself needs, and no more.
+VENV_RUN_DONE := $(VENV)/.installed-run
 # What ruff and mypy look at; packages that do not exist yet are left out.
 CODE := $(wildcard txgrpc infranetes infranetes_common infranetes_simulation vmserver tests bench demo proto setup.py twisted/plugins)
 MYPY_CODE := $(wildcard txgrpc infranetes infranetes_common infranetes_simulation vmserver tests bench demo)
@@ -18,7 +20,7 @@ MYPY_CODE := $(wildcard txgrpc infranetes infranetes_common infranetes_simulatio
 APT_BASE := python3 python3-venv ca-certificates protobuf-compiler
 # Since Debian 13 docker.io is the engine alone.
 APT_DOCKER := docker.io $(shell { . /etc/os-release && [ "$${VERSION_ID%%.*}" -ge 13 ] && echo docker-cli; } 2>/dev/null)
-APT_TEST := erofs-utils xfsprogs openssl procps iproute2 conntrack docker-registry busybox-static zstd curl openssh-server $(APT_DOCKER) crun conmon catatonit gcc libc6-dev systemd \
+APT_TEST := lintian erofs-utils xfsprogs openssl procps iproute2 conntrack docker-registry busybox-static zstd curl openssh-server $(APT_DOCKER) crun conmon catatonit gcc libc6-dev systemd \
 	nbdkit nbdkit-plugin-python libnbd-bin dnsmasq-base ovmf swtpm zsh isc-dhcp-client dhcpcd-base qemu-guest-agent
 APT_RUN := skopeo qemu-system-x86 qemu-utils iproute2 nftables util-linux passwd
 APT_DEMO := docker-registry busybox-static
@@ -39,7 +41,7 @@ APT_DISK := fdisk e2fsprogs dosfstools mtools
 # What guests for tests are made with: the kernels themselves are only unpacked.
 APT_GUESTS := $(APT_DISK) busybox-static grub-common grub-pc-bin grub-efi-amd64-bin xorriso xz-utils qemu-utils
 # What the packages need to be built is in debian/control; debian/make-deb asks for it.
-APT_DEB := dpkg-dev fakeroot lintian
+APT_DEB := dpkg-dev fakeroot
 # What an apt repository is made with.
 APT_REPO := apt-utils gpg gpg-agent
 # Debian's own releases of the libraries, for test-debian.
@@ -52,14 +54,15 @@ APT_DEBIAN_LIBS := python3-twisted python3-zope.interface python3-h2 python3-pro
 # $(call need,PACKAGES): installs those that are not installed, and says which. Costs nothing when all are.
 define need
 @lacking=""; \
+there=$$(dpkg-query -W -f '$${db:Status-Status} $${Package}\n' $(sort $(1)) 2>/dev/null | sed -n 's/^installed //p' | tr '\n' ' ' || :); \
 for package in $(sort $(1)); do \
-	dpkg-query -W -f '$${db:Status-Status}\n' "$$package" 2>/dev/null | grep -qx installed || lacking="$$lacking $$package"; \
+	case " $$there" in *" $$package "*) ;; *) lacking="$$lacking $$package" ;; esac; \
 done; \
 if [ -n "$$lacking" ]; then \
 	command -v apt-get >/dev/null || { echo "This needs Debian's packages:$$lacking" >&2; exit 1; }; \
 	sudo=""; if [ "$$(id -u)" != 0 ]; then sudo=sudo; \
 		command -v sudo >/dev/null || { echo "Install as root: apt-get install$$lacking" >&2; exit 1; }; fi; \
-	echo "Installing with apt:$$lacking"; \
+	echo "Installing with apt, which takes up to two minutes:$$lacking"; \
 	$$sudo apt-get -qq update; \
 	$$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Dpkg::Use-Pty=0 install --no-install-recommends $$lacking </dev/null >/dev/null; \
 fi
@@ -81,11 +84,19 @@ apt-test: apt-base
 .PHONY: venv
 venv: $(VENV_DONE) ## Make .venv with Infranetes and the tools of its tests
 
-$(VENV_DONE): setup.py | apt-base
+.PHONY: venv-run
+venv-run: $(VENV_RUN_DONE)
+
+$(VENV_RUN_DONE): setup.py | apt-base
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Infranetes needs Python 3.11 or later, and $(PYTHON) is $$($(PYTHON) --version 2>&1): set PYTHON=" >&2; exit 1; }
 	@[ -x $(BIN)/python ] || { echo "Making $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "Installing into $(VENV)"
+	@echo "Installing into $(VENV), which takes up to a minute"
+	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV_DONE): setup.py | $(VENV_RUN_DONE)
+	@echo "Installing into $(VENV) what tests need, which takes up to a minute"
 	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --editable '.[test,lint,bench]'
 	@touch $@
 
@@ -312,15 +323,15 @@ QEMU_USER := infranetes-qemu
 IMAGE_DIR ?= /var/lib/infranetes/guest
 # What runs containers in the guest image: docker, oci, or both (oci, and Docker for pods that choose it).
 CONTAINERS ?= $(shell sed -n 's/^DEFAULT_CONTAINERS = "\(.*\)"$$/\1/p' infranetes/guest/recipe.py)
+IMAGE_CONTAINERS = --containers "$(CONTAINERS)"
 
 .PHONY: image
-image: venv proto apt-run ## Build the guest image, unless it is there, with CONTAINERS=; its packages are made first
+image: venv-run proto apt-run ## Build the guest image, unless it is there, with CONTAINERS=; its packages are made first
 	$(call need,$(APT_IMAGE) $(APT_DEB))
 	@getent passwd $(QEMU_USER) >/dev/null || \
 		$(AS_ROOT) useradd --system --home-dir /nonexistent --shell /usr/sbin/nologin $(QEMU_USER)
 	@DEB_BUILD_OPTIONS=nocheck debian/make-deb >/dev/null
-	@$(AS_ROOT) $(BIN)/infranetes-guest build --debs dist --image-dir "$(IMAGE_DIR)" \
-		--containers "$(CONTAINERS)"
+	@$(AS_ROOT) $(BIN)/infranetes-guest build --debs dist --image-dir "$(IMAGE_DIR)" $(IMAGE_CONTAINERS)
 
 .PHONY: image-docker
 image-docker: ## Build the guest image of Docker alone too, beside the other
@@ -328,12 +339,14 @@ image-docker: ## Build the guest image of Docker alone too, beside the other
 
 .PHONY: demo
 demo: export DEMO_COMMAND = $(value COMMAND)
-demo: venv proto apt-run image ## Show a pod VM from its image to its end; COMMAND='echo hello' runs that in it
+# Docker's engine takes a third of the image and of its build, and the demo doesn't need it.
+demo: IMAGE_CONTAINERS = $(if $(filter command environment,$(origin CONTAINERS)),--containers "$(CONTAINERS)",--containers oci --or-more)
+demo: venv-run proto apt-run image ## Show a pod VM from its image to its end; COMMAND='echo hello' runs that in it
 	$(call need,$(APT_DEMO))
-	@$(AS_ROOT) $(BIN)/python -m demo --command "$$DEMO_COMMAND"
+	@$(AS_ROOT) $(BIN)/python -m demo --image-dir "$(IMAGE_DIR)" --command "$$DEMO_COMMAND"
 
 .PHONY: run
-run: venv proto apt-run image ## Keep the daemon in the foreground; SOCKET=PATH, CONFIG=FILE
+run: venv-run proto apt-run image ## Keep the daemon in the foreground; SOCKET=PATH, CONFIG=FILE
 	@exec $(AS_ROOT) $(BIN)/twistd --nodaemon --pidfile= infranetes --listen "$(SOCKET)" \
 		$(if $(CONFIG),--config "$(CONFIG)")
 
@@ -401,3 +414,4 @@ clean: ## Remove everything that was made here, .venv too
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .hypothesis _trial_temp*
 	rm -f infranetes_common/wire/descriptors.binpb infranetes_common/wire/*.pyi infranetes_common/wire/*_rpcs.py twisted/plugins/dropin.cache
 	find . '(' -name __pycache__ -o -name '*.pyc' ')' -prune -exec rm -rf {} +
+	@for each in build/demo build/tests; do [ ! -e $$each ] || $(AS_ROOT) rm -rf $$each; done # root's, too

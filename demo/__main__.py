@@ -13,18 +13,18 @@ from pathlib import Path
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ReactorNotRunning
-from twisted.internet.threads import deferToThread
 from twisted.python import log
 
 from demo.daemon import TREE, Daemon
 from demo.pod import WEB_PORT, Pod, processes_naming, remove_all
 from demo.report import Report
-from infranetes_common.concurrency import start
+from infranetes.guest.image import DEFAULT_DIR
+from infranetes_common.concurrency import run_in_thread, start
 from infranetes_common.reactors import IReactor, installed
 from infranetes_common.wire import cri
 from infranetes_common.wire.cri_rpcs import ImageStub, RuntimeStub
 from tests.support import oci
-from tests.support.kept import keeping
+from tests.support.keeping import keeping
 from tests.support.registry import Registry
 from txgrpc import Channel
 
@@ -33,6 +33,7 @@ BRIDGE = "infrademo0"  # not that of a daemon that serves a kubelet here
 POD_CIDR = "10.87.0.0/24"
 READY_SECONDS = 1800.0  # the first start makes the template
 COMMAND_SECONDS = 60.0
+GONE_SECONDS = 0.5  # for an answer that is not to come, and came at once before
 PAGE = "Hello from the pod"
 WEB = f"mkdir -p /tmp/www && echo '{PAGE}' >/tmp/www/index.html && exec httpd -f -p {WEB_PORT} -h /tmp/www"
 INSIDE = "hostname; uname -sr; free -m | sed -n 2p; ip -4 -o addr show scope global"
@@ -56,6 +57,7 @@ enter = {json.dumps(keeping())}
 [providers.qemu]
 bridge = "{BRIDGE}"
 pod_cidr = "{POD_CIDR}"
+image_dir = "{options.image_dir}"
 {extra}"""
 
 
@@ -108,13 +110,13 @@ class Demo:
         """Start registry and daemon, and remove what an earlier demo left."""
         state, report = Path(self.options.state), self.report
         with report.step("A registry on loopback, with a busybox image in it") as step:
-            await deferToThread(self.registry.start)
-            built = await deferToThread(oci.busybox)
-            reference = await deferToThread(self.registry.push, "busybox", "demo", built)
+            await run_in_thread(self.reactor, self.registry.start)
+            self.daemon.config.write_text(configuration(self.options, self.registry))
+            self.daemon.start()  # beside what follows
+            built = await run_in_thread(self.reactor, oci.busybox)
+            reference = await run_in_thread(self.reactor, self.registry.push, "busybox", "demo", built)
             step.facts.update(shown=reference)
         with report.step("The node daemon is ready") as step:
-            (state / "infranetes.toml").write_text(configuration(self.options, self.registry))
-            self.daemon.start()
             self.channel = self.daemon.channel()
             runtime = RuntimeStub(self.channel)
             await self.daemon.ready(runtime, READY_SECONDS, report.progress)
@@ -180,7 +182,7 @@ class Demo:
         with report.step("The virtual machine is gone") as step:
             proofs = {
                 "not listed": not await pod.known(),
-                "no answer at its address": await pod.page() != PAGE,
+                "no answer at its address": await pod.page(GONE_SECONDS) != PAGE,
                 "no process of it": not processes_naming(self.vm),
             }
             step.facts.update(shown=", ".join(proofs), processes_before=self.processes)
@@ -192,14 +194,15 @@ class Demo:
         """End whatever is left, and say what can't be ended."""
         if self.channel is not None:
             try:
-                if self.daemon.alive:
-                    await remove_all(RuntimeStub(self.channel))
+                if self.pod is not None and self.daemon.alive:
+                    await self.pod.find_if_begun()
+                    await remove_all(self.pod.runtime)
             except Exception as error:
                 self.report.say(f"  !! a pod may be left, the next demo ends it: {error}")
             await self.channel.close()
         await self.daemon.end()
-        await deferToThread(self.registry.stop)
-        await deferToThread(remove_network)
+        await run_in_thread(self.reactor, self.registry.stop)
+        await run_in_thread(self.reactor, remove_network)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -210,6 +213,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--provider", default="qemu", help="the PodProvider (qemu)")
     parser.add_argument("--state", default=str(TREE / "build" / "demo"), help="kept for the next demo")
     parser.add_argument("--run-dir", default="/run/infranetes-demo", help="of the daemon's socket")
+    parser.add_argument("--image-dir", default=str(DEFAULT_DIR), help="of guest images (%(default)s)")
     parser.add_argument("--extra-config", default="", help="a TOML file added to the daemon's")
     options = parser.parse_args(arguments)
     options.command = options.command or DEFAULT_COMMAND

@@ -20,8 +20,10 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from infranetes_common.wire.cri_rpcs import RuntimeStub
 from txgrpc import Channel, GrpcError
+from txgrpc.channel import Backoff
 
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.1
+_OFTEN = Backoff(first=0.05, most=0.2)  # until its socket is there
 _END_SECONDS = 30.0
 _TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()")
 TREE = Path(__file__).resolve().parents[1]
@@ -59,7 +61,8 @@ class Daemon:
 
     def channel(self) -> Channel:
         """A channel to the CRI socket."""
-        return Channel(self.reactor, UNIXClientEndpoint(self.reactor, str(self.socket)))
+        endpoint = UNIXClientEndpoint(self.reactor, str(self.socket))
+        return Channel(self.reactor, endpoint, backoff=_OFTEN)
 
     def output(self, lines: int = 15) -> str:
         """The end of its log."""

@@ -69,9 +69,17 @@ class Pod:
     async def run(self) -> None:
         """Run the sandbox, which sets `id` and `ip`."""
         self._config = self._sandbox()
-        request = cri.RunPodSandboxRequest(config=self._config, runtime_handler=self.handler)
-        self.id = (await self.runtime.RunPodSandbox(request, timeout=POD_SECONDS)).pod_sandbox_id
+        self.id = await self._run(POD_SECONDS)
         self.ip = (await self.status()).status.network.ip
+
+    async def _run(self, within: float) -> str:
+        request = cri.RunPodSandboxRequest(config=self._config, runtime_handler=self.handler)
+        return str((await self.runtime.RunPodSandbox(request, timeout=within)).pod_sandbox_id)
+
+    async def find_if_begun(self) -> None:
+        """Set `id` if `run` was interrupted, for the daemon goes on with it: the same call again joins in."""
+        if self._config.metadata.uid and not self.id:
+            self.id = await self._run(CALL_SECONDS)
 
     async def status(self) -> cri.PodSandboxStatusResponse:
         """Call PodSandboxStatus, verbose."""
@@ -130,23 +138,20 @@ class Pod:
     async def log(self, name: str, within: float, complete: bool) -> list[LogLine]:
         """Read a container's log on the node, once it has a line.
 
-        :param complete: whether the container has ended; then the log is read once it no longer grows.
+        :param complete: whether the container has ended, before which the log has all of its lines.
         """
         path = self.logs / self._config.metadata.uid / name / "0.log"
         until = time.monotonic() + within
-        text, before = "", None
-        while time.monotonic() < until:
-            with contextlib.suppress(FileNotFoundError):
-                text = path.read_text(errors="replace")
-            if text and (not complete or text == before):
+        while True:
+            text = path.read_text(errors="replace") if path.exists() else ""
+            if text or complete or time.monotonic() > until:
                 break
-            before = text
-            await deferLater(self.reactor, 0.3)
+            await deferLater(self.reactor, 0.1)
         return [LogLine.parse(line) for line in text.splitlines()]
 
-    async def page(self) -> str:
-        """Fetch the page of the web server in the pod; "": nothing answers."""
-        agent = Agent(self.reactor, connectTimeout=2.0)
+    async def page(self, within: float = 2.0) -> str:
+        """Fetch the page of the web server in the pod; "": nothing answers within that many seconds."""
+        agent = Agent(self.reactor, connectTimeout=within)
         try:
             response = await agent.request(b"GET", f"http://{self.ip}:{WEB_PORT}/".encode())
             return bytes(await readBody(response)).decode(errors="replace").strip()

@@ -32,7 +32,7 @@ from tests.harness.rundir import NoRoom, run_directory
 from tests.harness.schedule import Schedule, Unit, tests_of, units, within
 from tests.harness.speed import slowness
 from tests.harness.workers import Machine, RemoteSuite, Workers
-from tests.support.kept import keeping
+from tests.support.keeping import keeping
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNS = ROOT / "build" / "tests"

@@ -43,12 +43,14 @@ def build(
     *,
     force: bool = False,
     containers: Containers = recipe.CONTAINERS[recipe.DEFAULT_CONTAINERS],
+    or_more: bool = False,
 ) -> GuestImage:
     """Return the image of this recipe and these packages; it is built if it is missing.
 
     :param directory: where images are.
     :param debs: where Infranetes' own .deb files are.
     :param containers: what runs containers in it.
+    :param or_more: whether the image in use will do if it has that and more.
     :param force: build it anew even if recipe and packages have not changed, for Debian's updates.
     :raise FailedPrecondition: a tool, a package or a privilege is missing; the message says which.
     :raise ResourceExhausted: the disk is full.
@@ -56,8 +58,9 @@ def build(
     """
     packages = _our_packages(debs)
     key = _key(packages, containers)
+    enough = {key, *(_key(packages, each) for each in recipe.more_than(containers) if or_more)}
     with contextlib.suppress(FailedPrecondition):
-        if not force and (there := images.current(directory)).key == key:
+        if not force and (there := images.current(directory)).key in enough:
             return there
     _check_machine()
     directory.mkdir(parents=True, exist_ok=True)

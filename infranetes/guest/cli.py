@@ -74,6 +74,9 @@ def parser(further: Add) -> tuple[argparse.ArgumentParser, Mapping[str, Subcomma
         help="what runs containers in it (%(default)s): docker; oci, which is conmon and crun; both: oci, "
         "and Docker for pods that choose it",
     )
+    builder.add_argument(
+        "--or-more", action="store_true", help="take the image in use if that has these containers and more"
+    )
     shower = _add(commands, "show", "show the image in use")
     for each in (builder, shower):
         each.add_argument("--json", action="store_true", help="print the image as JSON on standard output")
@@ -141,7 +144,14 @@ def _build(options: argparse.Namespace) -> None:
         progress = stack.enter_context(reported(options.image_dir, say_so))
         debs = options.debs or stack.enter_context(downloaded(progress))
         containers = recipe.CONTAINERS[options.containers]
-        made = build(options.image_dir, debs, progress, force=options.force, containers=containers)
+        made = build(
+            options.image_dir,
+            debs,
+            progress,
+            force=options.force,
+            containers=containers,
+            or_more=options.or_more,
+        )
     show(made, options.json)
 
 

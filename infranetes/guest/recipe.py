@@ -10,7 +10,7 @@ identity: what is in memory by then is in memory in each clone. What runs contai
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -317,6 +317,17 @@ BOTH = Containers(
 )
 
 CONTAINERS: Mapping[str, Containers] = {each.name: each for each in (DOCKER, OCI, BOTH)}
+
+
+def more_than(containers: Containers) -> Sequence[Containers]:
+    """Return what has the same default ContainerProvider as `containers`, all of its others, and more."""
+    default, *others = containers.providers
+    return [
+        each
+        for each in CONTAINERS.values()
+        if each.providers[0] == default and {*others} < {*each.providers[1:]}
+    ]
+
 
 # The name in CONTAINERS of what an image has by default. The Makefile reads this line.
 DEFAULT_CONTAINERS = "both"

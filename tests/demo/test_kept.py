@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tests.harness.durations import slow
 from tests.harness.needs import needs_programs, needs_root
-from tests.support.kept import VARIABLE
+from tests.support.keeping import VARIABLE
 
 TREE = Path(__file__).resolve().parents[2]
 

@@ -16,7 +16,7 @@ from infranetes_common.wire import cri
 from tests.e2e.pod_network import pod_network
 from tests.harness.durations import slow
 from tests.infranetes.daemon.case import DaemonCase, reactor
-from tests.support.kept import keeping
+from tests.support.keeping import keeping
 
 IMAGES = os.environ.get("INFRANETES_TEST_IMAGES", str(DEFAULT_DIR))
 DOCKER_ALONE = f"{IMAGES}-docker"  # made by `make image-docker`

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from demo.__main__ import BRIDGE
 from demo.pod import processes_naming
+from tests.e2e.pod_case import IMAGES
 from tests.harness.durations import slow
 from tests.harness.needs import Tier, in_tier
 
@@ -26,7 +29,8 @@ FIRST_RUN_SECONDS = 1800  # for making the guest image and the template
 
 def make_image() -> None:
     """Make the guest image, unless it is there."""
-    subprocess.run(["make", "--silent", "image"], cwd=TREE, check=True, stdout=subprocess.DEVNULL)
+    command = ["make", "--silent", "image", f"IMAGE_DIR={IMAGES}"]
+    subprocess.run(command, cwd=TREE, check=True, stdout=subprocess.DEVNULL)
 
 
 def links() -> set[str]:
@@ -37,7 +41,7 @@ def links() -> set[str]:
 def demo(*arguments: str) -> subprocess.Popen[str]:
     """Start the demo with the default action for SIGINT, which children of background jobs ignore."""
     return subprocess.Popen(
-        ["env", "--default-signal=INT", sys.executable, "-m", "demo", *arguments],
+        ["env", "--default-signal=INT", sys.executable, "-m", "demo", "--image-dir", IMAGES, *arguments],
         cwd=TREE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -84,17 +88,29 @@ class DemoTests(SynchronousTestCase):
         self.assertRegex(output, r"ok RunPodSandbox.*\d\.\d\d s\n")
         self.assertIn("| it works\n", output)
 
-    def test_ctrl_c_ends_the_machine_and_the_daemon(self) -> None:
-        running = demo("--command", "sleep 300")
+    def interrupt(self, running: subprocess.Popen[str], words: str) -> None:
+        """Press Ctrl-C once the demo has shown a line with these words, and see it end."""
         assert running.stdout is not None
-        seen = ""
         for line in running.stdout:
-            seen += line
-            if "ok RunPodSandbox" in line:
+            if words in line:
                 break
         running.send_signal(signal.SIGINT)
         self.finish(running, 130)
         self.assertNothingIsLeft()
+
+    def test_ctrl_c_ends_the_machine_and_the_daemon(self) -> None:
+        self.interrupt(demo("--command", "sleep 300"), "ok RunPodSandbox")
+
+    def test_ctrl_c_while_the_machine_starts_ends_it_too(self) -> None:
+        self.interrupt(demo(), "ok PullImage")
+
+    def test_ctrl_c_while_the_template_boots_leaves_no_half_of_it(self) -> None:
+        state = Path(tempfile.mkdtemp(prefix="infranetes-demo-", dir="/var/tmp"))
+        self.addCleanup(shutil.rmtree, state)
+        self.interrupt(demo("--state", str(state)), "booting the template")
+        self.assertEqual(processes_naming(str(state)), [])
+        templates = (state / "node/qemu/templates").iterdir()
+        self.assertEqual([each for each in templates if each.is_dir()], [])
 
     def test_a_daemon_that_can_not_start_is_told_with_its_own_words(self) -> None:
         started = time.monotonic()

@@ -2,7 +2,7 @@
 """The guards that watch every test, whichever runner runs it: `trial`, `python -m tests`, or their workers.
 
 A test fails if a callback blocks the reactor while it runs (`blocking`), or if it leaves a process, a thread
-or a listening socket behind (`leaks`). `tests/__init__` calls `guard_tests`, so before any test is loaded.
+or a listening socket behind (`leaks`). `tests.harness.trial` calls `guard_tests`, before any test is loaded.
 """
 
 from __future__ import annotations

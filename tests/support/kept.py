@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
-import os
 import secrets
 import shutil
 import subprocess
@@ -21,8 +20,8 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SkipTest, TestCase
 
 from infranetes_common.reactors import installed
+from tests.support.keeping import keeping
 
-VARIABLE = "KEEP"
 LOOK_SECONDS = 7 * 86_400.0  # for which a kept test may be looked at
 AFTER_SECONDS = 60.0  # for keeping the logs once a test has failed
 LOOK_PAUSE = 0.5
@@ -31,11 +30,6 @@ if TYPE_CHECKING:
     _Base = TestCase
 else:
     _Base = object
-
-
-def keeping() -> bool:
-    """Return whether failed tests are to be kept."""
-    return bool(os.environ.get(VARIABLE))
 
 
 class KeptCase(_Base):

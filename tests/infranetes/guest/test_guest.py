@@ -223,6 +223,18 @@ class BuildTests(SynchronousTestCase):
         self.assertEqual(image.current(self.images).key, docker.key)
         self.assertEqual(self.built, 2)
 
+    def test_an_image_that_has_more_will_do_where_one_says_so(self) -> None:
+        docker = self.build(containers=recipe.DOCKER)
+        oci = self.build(containers=recipe.OCI, or_more=True)
+        self.assertNotEqual(oci.key, docker.key)
+        both = self.build(containers=recipe.BOTH)
+        self.assertEqual(self.build(containers=recipe.OCI, or_more=True).key, both.key)
+        self.assertEqual(self.built, 3)
+        (self.debs / "vmserver_1_all.deb").write_bytes(b"newer")
+        newer = self.build(containers=recipe.OCI, or_more=True)
+        self.assertEqual((newer.providers, self.built), (("oci", "systemd"), 4))
+        self.assertEqual(self.build(containers=recipe.BOTH, or_more=True).providers, both.providers)
+
     def test_an_image_of_an_earlier_release_is_read(self) -> None:
         made = self.build()
         manifest = made.directory / image.MANIFEST
