@@ -397,6 +397,10 @@ bench: venv proto ## Take the figures: a table, and JSON in BENCH_JSON=; BENCHES
 	@needs=$$($(BIN)/python -m bench --needs $(BENCHES)); [ -z "$$needs" ] || $(MAKE) --no-print-directory $$needs
 	@$(AS_ROOT) $(BIN)/python -m bench --json "$(BENCH_JSON)" --accelerator "$(ACCELERATOR)" $(BENCHES)
 
+.PHONY: ratios
+ratios: venv ## Draw docs/performance/ratios.svg, and write its table on the page, again from docs/ratios.json
+	@$(BIN)/python -m bench.ratios
+
 # ---- Bugs put in on purpose ----------------------------------------------------------------------
 
 MODULES ?= txgrpc
@@ -411,7 +415,7 @@ mutants: venv proto ## Put bugs into MODULES=, a SAMPLE= of each chosen by SEED=
 
 .PHONY: clean
 clean: ## Remove everything that was made here, .venv too
+	@for each in build/demo build/tests; do [ ! -e $$each ] || $(AS_ROOT) rm -rf $$each; done # root's, too
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .hypothesis _trial_temp*
 	rm -f infranetes_common/wire/descriptors.binpb infranetes_common/wire/*.pyi infranetes_common/wire/*_rpcs.py twisted/plugins/dropin.cache
 	find . '(' -name __pycache__ -o -name '*.pyc' ')' -prune -exec rm -rf {} +
-	@for each in build/demo build/tests; do [ ! -e $$each ] || $(AS_ROOT) rm -rf $$each; done # root's, too

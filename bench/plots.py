@@ -68,12 +68,19 @@ class Row:
 
 @attrs.frozen
 class Plot:
-    """A plot. :ivar name: of its file. :ivar unit: of all its values."""
+    """A plot.
+
+    :ivar name: of its file. :ivar unit: of all its values.
+    :ivar names: the series' in the order of their colours; (): as they come.
+    :ivar equal: where a line is, on one side of which is better.
+    """
 
     name: str
     title: str
     unit: str
     rows: Sequence[Row]
+    names: Sequence[str] = ()
+    equal: float | None = None
 
 
 _Key: TypeAlias = tuple[str, str]  # a plot's name and its unit
@@ -138,7 +145,7 @@ def draw(plots: Iterable[Plot], directory: Path) -> list[Path]:
 
 
 def _draw(plot: Plot, lines: Sequence[int], axes: Axes) -> None:
-    names = list(dict.fromkeys(whose for row in plot.rows for whose in row.series))
+    names = plot.names or dict.fromkeys(whose for row in plot.rows for whose in row.series)
     marks = dict(zip(names, zip(COLOURS, MARKERS, strict=True), strict=False))
     places, below = [], 0.0
     for row, height in zip(plot.rows, lines, strict=True):
@@ -150,7 +157,9 @@ def _draw(plot: Plot, lines: Sequence[int], axes: Axes) -> None:
         if row.target is not None:
             axes.plot([row.target] * 2, [below, below + height], color=PALE, linewidth=2, zorder=0)
         below += height + 0.5
-    _scale(axes, plot.unit)
+    if plot.equal is not None:
+        axes.axvline(plot.equal, color=INK, linewidth=0.8, zorder=0)
+    _scale(axes, plot.unit, finely=plot.equal is not None)
     axes.set_ylim(below, -0.5)
     axes.set_yticks(places, [_wrapped(row) for row in plot.rows])
     axes.tick_params(axis="y", length=0)
@@ -162,14 +171,14 @@ def _draw(plot: Plot, lines: Sequence[int], axes: Axes) -> None:
     _explain(axes, plot, marks)
 
 
-def _scale(axes: Axes, unit: str) -> None:
+def _scale(axes: Axes, unit: str, finely: bool) -> None:
     """Make the axis logarithmic, and label it with plain numbers, not powers of ten."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log")
     axes.margins(x=0.14)
     lowest, highest = axes.get_xlim()
-    steps = (1.0,) if highest / lowest > 30 else (1.0, 2.0, 5.0)
+    steps = (1.0, 2.0, 5.0) if finely or highest / lowest <= 30 else (1.0,)
     axes.xaxis.set_major_locator(LogLocator(subs=steps))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, unit)))
     axes.xaxis.set_minor_formatter(NullFormatter())

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from bench import history
+from bench import history, ratios
 from bench.__main__ import BENCHES, main, run_benches
 from bench.figures import Figure, Missing, Report
 from bench.plots import Plot, Point, Row, draw, plots, written
@@ -183,11 +183,11 @@ class RunTests(SynchronousTestCase):
 
 
 class DocsTests(SynchronousTestCase):
-    """docs/performance.json, and the pictures of it on the page."""
+    """docs/performance.json and docs/ratios.json, and the pictures of them on the page."""
 
     def setUp(self) -> None:
         self.page = (TREE / "docs/performance.md").read_text()
-        self.plots = plots(history.read(TREE / "docs/performance.json"), {})
+        self.plots = [*plots(history.read(TREE / "docs/performance.json"), {}), ratios.plot(ratios.read())]
 
     def test_the_page_shows_each_picture(self) -> None:
         shown = set(re.findall(r"\]\(performance/([^)]+)\.svg\)", self.page))
