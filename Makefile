@@ -63,7 +63,8 @@ if [ -n "$$lacking" ]; then \
 	sudo=""; if [ "$$(id -u)" != 0 ]; then sudo=sudo; \
 		command -v sudo >/dev/null || { echo "Install as root: apt-get install$$lacking" >&2; exit 1; }; fi; \
 	echo "Installing with apt, which takes up to two minutes:$$lacking"; \
-	$$sudo apt-get -qq update; \
+	mkdir -p build; \
+	[ -n "$$(find build/apt-updated -mmin -60 2>/dev/null)" ] || { $$sudo apt-get -qq update; touch build/apt-updated; }; \
 	$$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Dpkg::Use-Pty=0 install --no-install-recommends $$lacking </dev/null >/dev/null; \
 fi
 endef
@@ -337,12 +338,16 @@ image: venv-run proto apt-run ## Build the guest image, unless it is there, with
 image-docker: ## Build the guest image of Docker alone too, beside the other
 	@$(MAKE) --no-print-directory image CONTAINERS=docker IMAGE_DIR="$(IMAGE_DIR)-docker"
 
+# All of it at once: apt takes some seconds to begin.
+.PHONY: apt-demo
+apt-demo:
+	$(call need,$(APT_BASE) $(APT_RUN) $(APT_IMAGE) $(APT_DEB) $(APT_DEMO))
+
 .PHONY: demo
 demo: export DEMO_COMMAND = $(value COMMAND)
 # Docker's engine takes a third of the image and of its build, and the demo doesn't need it.
 demo: IMAGE_CONTAINERS = $(if $(filter command environment,$(origin CONTAINERS)),--containers "$(CONTAINERS)",--containers oci --or-more)
-demo: venv-run proto apt-run image ## Show a pod VM from its image to its end; COMMAND='echo hello' runs that in it
-	$(call need,$(APT_DEMO))
+demo: apt-demo venv-run proto image ## Show a pod VM from its image to its end; COMMAND='echo hello' runs that in it
 	@$(AS_ROOT) $(BIN)/python -m demo --image-dir "$(IMAGE_DIR)" --command "$$DEMO_COMMAND"
 
 .PHONY: run
