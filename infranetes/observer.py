@@ -38,6 +38,7 @@ class LaunchStep(enum.Enum):
     """The steps of a launch, in their order. Not every kind of launch has all of them."""
 
     PREPARE = "prepare"  # the provider has started, and what the VM is made of is known
+    TURN = "turn"  # other pods' starts are waited for
     REQUEST = "request"  # the provider accepts the request for the VM
     BOOT = "boot"  # the VM runs and has an address
     AGENT = "agent"  # its agent answers

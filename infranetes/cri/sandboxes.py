@@ -56,7 +56,8 @@ class SandboxCalls(RuntimeSandboxRpcs):
         if handler and handler not in self._handlers:
             offered = ", ".join(repr(one) for one in ("", *self._handlers))
             raise InvalidArgument(f"runtime_handler {handler[:64]!r} is not offered; offered are {offered}")
-        return cri.RunPodSandboxResponse(pod_sandbox_id=await self._sandboxes.run(request.config, handler))
+        id = await self._sandboxes.run(request.config, handler, before_deadline(call))
+        return cri.RunPodSandboxResponse(pod_sandbox_id=id)
 
     async def StopPodSandbox(
         self, request: cri.StopPodSandboxRequest, call: Call

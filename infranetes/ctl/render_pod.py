@@ -174,7 +174,8 @@ def _waiting(steps: Iterable[control.Step]) -> list[str]:
         return []
     last = under_way[-1]
     container = f" (container {last.container})" if last.container else ""
-    return [f"under way{container}: {last.what}"]
+    detail = f": {last.detail}" if last.detail else ""
+    return [f"under way{container}: {last.what}{detail}"]
 
 
 def _took(step: control.Step) -> str:

@@ -76,6 +76,7 @@ from infranetes.pods.features.overlay import NetworkChoice, PodOverlay
 from infranetes.pods.features.pod_events import PodEventReports
 from infranetes.pods.features.services import PodServices
 from infranetes.pods.features.shadows import NoShadows, Shadows
+from infranetes.pods.features.starts import PodStarts
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.handler_config import MACHINE
 from infranetes.pods.node.hooks import Features, PodFeature
@@ -272,6 +273,7 @@ class Daemon(OrderedServices):
         guests = self._make_guests(node)
         host_ports = HostPorts(HostPortTable(reactor, table_name(config.state_dir)))
         features = (
+            PodStarts(reactor, node.providers, node.inventory),
             shadows,
             guests,
             GuestAddresses(reactor, node.handlers.of, self._pod_events) if guests is not None else None,

@@ -42,6 +42,7 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError
 
 DRAINED = "pool_drained"  # the setting in the store
 PROBE_SECONDS = 5.0  # how long a check waits for an idle VM's agent
+CLAIMED_SECONDS = 10.0  # within which the pod's launch goes on
 MOST_FAILURES = 2  # checks in a row that an agent may leave unanswered
 _log = Logger()
 
@@ -209,6 +210,8 @@ class Pool:
         booting = sum(one.state is PoolState.BOOTING for one in self.members.values())
         if booting >= self._config.parallel:
             return False  # asked again when one of them is up or has failed
+        if not self._context.starts.when_idle(self.adjust):
+            return False  # pods go first
         pause = self._pace.wait(self._context.clock.seconds())
         if pause and (self._later is None or not self._later.active()):
             self._later = self._context.clock.callLater(pause, self.adjust)
@@ -294,6 +297,7 @@ class Pool:
             member.taken = False
             raise
         self.members.pop(member.id, None)
+        self._context.starts.take(member.id, CLAIMED_SECONDS)
         _log.info("sandbox {sandbox} has vm {vm} from the pool", sandbox=member.id, vm=instance_id)
         self.adjust()
         return True

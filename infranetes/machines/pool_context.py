@@ -11,6 +11,7 @@ from twisted.internet.defer import Deferred
 from infranetes.machines.context import MachineContext
 from infranetes.machines.pod_machine import PodMachine
 from infranetes.machines.pool_record import PoolRecord
+from infranetes.machines.starts import Starts
 
 Adopt = Callable[[PodMachine], Awaitable[None]]
 """Records in one write that a VM of the pool is a pod's, and takes over its PodMachine.
@@ -37,3 +38,7 @@ class PoolContext(MachineContext, Protocol):
     @property
     def contprovider(self) -> str:
         """The ContainerProvider of pods that choose none; "": the first one of the VMs' image."""
+
+    @property
+    def starts(self) -> Starts:
+        """The starts of pods, before which the pool begins none of its own."""

@@ -67,6 +67,9 @@ def node_gauges(node: ShownNode) -> list[Gauge]:
         Gauge("infranetes_sandboxes", "Pods' sandboxes.", ("provider", "state"),
               _counted(((node.providers.side_of(one.record).name, one.state.value) for one in sandboxes),
                        [(name, state.value) for name in names for state in SandboxState])),
+        Gauge("infranetes_starts", "Starts of pods whose number at once is bounded.", ("provider", "state"),
+              {(side.name, state): number for side in sides for state, number in
+               (("waiting", side.starts.waiting), ("under_way", side.starts.under_way))}),
         Gauge("infranetes_containers", "Pods' containers.", ("state",),
               _counted(((one.state.value,) for one in node.inventory.containers.values()),
                        [(state.value,) for state in ContainerState])),

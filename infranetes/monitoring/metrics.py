@@ -23,8 +23,10 @@ _LAGS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 # The steps at which a launch may fail, and the usual reasons. There may be others, but series for all of them
 # would be many, and would nearly always be 0.
 _FAILING = {
-    LaunchKind.NEW: tuple(LaunchStep),
-    LaunchKind.CLAIMED: tuple(each for each in LaunchStep if each is not LaunchStep.REQUEST),
+    LaunchKind.NEW: tuple(each for each in LaunchStep if each is not LaunchStep.TURN),
+    LaunchKind.CLAIMED: tuple(
+        each for each in LaunchStep if each not in (LaunchStep.TURN, LaunchStep.REQUEST)
+    ),
     LaunchKind.POOL: (
         LaunchStep.REQUEST,
         LaunchStep.BOOT,

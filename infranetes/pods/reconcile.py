@@ -65,7 +65,8 @@ class Reconciler:
         ]
         work += [partial(add, each) for each in contents.containers]
         await _in_portions(work, breathe)
-        await _in_portions([partial(self._take_over, each) for each in inventory], breathe)
+        oldest_first = sorted(inventory, key=lambda each: each.record.created_at)
+        await _in_portions([partial(self._take_over, each) for each in oldest_first], breathe)
 
     def _take_over(self, sandbox: Sandbox) -> None:
         sandbox.timeline.note("the daemon was started again", f"the pod is {sandbox.state.value}")

@@ -281,6 +281,14 @@ class IReachesAgents(Interface):
         None: its address and port do, by TLS, as in VMs of earlier releases and those that boot images."""
 
 
+class IBoundsStarts(Interface):
+    """Also provided by an IPodProvider whose pods' starts take so much of the node's processors that many at
+    once delay each other."""
+
+    def starts_at_once() -> int:
+        """Return how many pods may start at once, once the provider has started; 0: any number."""
+
+
 class IPinsVms(Interface):
     """Also provided by an IPodProvider whose VMs are processes of this node, which can be pinned."""
 

@@ -58,6 +58,7 @@ OF_THE_MACHINE = {
     ("infranetes.toml", "node"),
     ("providers.qemu", "max_memory"),
     ("providers.qemu", "max_cpus"),
+    ("providers.qemu", "starts_at_once"),
     ("providers.simulated", "farm_command"),
     ("providers.aws", "region"),  # of the account
     ("providers.aws", "image"),

@@ -62,6 +62,7 @@ class Containers:
         :raise AlreadyExists: another container has the name. :raise FailedPrecondition: there is no VM.
         :raise InfranetesError: the creation failed and was undone."""
         sandbox = self._sandboxes.lookup(sandbox_id)
+        sandbox.asked_until = self._node.until(limit)
         creating = start(self._creation.create(sandbox, config))
         try:
             container = await (creating if limit is None else creating.addTimeout(limit, self._node.clock))

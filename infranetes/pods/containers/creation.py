@@ -104,6 +104,7 @@ class ContainerCreation:
         asked: IAgent | None = None
         try:
             await self._node.store.put_container(container.record)
+            await self._node.features.before_create(container)
             config = await self._with_profiles(container.config)
             if sandbox.record.kind == MACHINE:
                 await self._machine_images.boot(sandbox, image, config)

@@ -147,6 +147,10 @@ class NodeContext:
         self.gate = DeferredSemaphore(parallel)  # held while connecting to an agent
         self.stopping = False  # the daemon is stopping: it leaves unfinished work to the next one
 
+    def until(self, limit: float | None) -> float:
+        """Return the time of the clock `limit` seconds from now; None: 0."""
+        return 0.0 if limit is None else self.clock.seconds() + limit
+
     def now(self) -> int:
         """Return the time in nanoseconds since 1970 UTC."""
         return int(self.clock.seconds() * 1e9)

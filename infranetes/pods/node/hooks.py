@@ -5,8 +5,8 @@ A feature derives from `PodFeature` and implements the hooks that concern it; th
 features in order. What later features rely on comes first: they are called in that order while a pod comes to
 life, and backwards while it ends. In the order of a pod's life:
 
-    RunPodSandbox      check  zone  attachment  connected  live  answered  ready
-    CreateContainer    prepare, and release if it fails
+    RunPodSandbox      check  zone  before_launch  attachment  connected  live  answered  ready
+    CreateContainer    before_create  prepare, and release if it fails
     StartContainer     before_start
     ExecSync           caught_up
     a container ends   collect, or unwritten if its agent can't be asked
@@ -62,6 +62,9 @@ class PodFeature:
         :raise InfranetesError: it can be in none, or this can't be determined now."""
         return ""
 
+    async def before_launch(self, sandbox: Sandbox) -> None:
+        """Wait until the sandbox's launch may begin, or go on: its provider has started."""
+
     async def attachment(self, sandbox: Sandbox) -> Attachment | None:
         """Return the network namespace that the VM joins; None: it is in its provider's network."""
         return None
@@ -110,6 +113,9 @@ class PodFeature:
         :raise InfranetesError: something remains; this is called again."""
 
     # ---- containers
+
+    async def before_create(self, container: Container) -> None:
+        """Wait until the VM may be given what the container needs. The container is recorded."""
 
     async def prepare(self, container: Container, config: cri.ContainerConfig) -> cri.ContainerConfig:
         """Return the configuration of a container that is being created as its agent is to have it.
@@ -181,6 +187,10 @@ class Features:
                 return zone
         return ""
 
+    async def before_launch(self, sandbox: Sandbox) -> None:
+        for feature in self:
+            await feature.before_launch(sandbox)
+
     async def attachment(self, sandbox: Sandbox) -> Attachment | None:
         """Return the first attachment that a feature has; None: none has one."""
         for feature in self:
@@ -245,6 +255,10 @@ class Features:
             raise errors[0]
 
     # ---- containers
+
+    async def before_create(self, container: Container) -> None:
+        for feature in self:
+            await feature.before_create(container)
 
     async def prepare(self, container: Container, config: cri.ContainerConfig) -> cri.ContainerConfig:
         for feature in self:

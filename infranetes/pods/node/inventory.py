@@ -140,6 +140,8 @@ class Sandbox:
     :ivar zone: the zone that its VM has to be in; "": any. None: this process has not looked it up.
     :ivar resizing: held while its VM is resized or pinned.
     :ivar pinned: the node's processors and memory nodes that its VM was pinned to; None: not by this process.
+    :ivar asked_until: the time of the clock until which the last call that asked for its VM or a container
+        waits; 0: it does not say.
     :ivar awaited_until: the time of the clock until which calls wait for its stop.
     :ivar failure: why its last launch, boot or stop failed; "": it did not, or a later one succeeded.
     :ivar interrupted: the reason why the cloud will take its VM away; "": none is known. An interrupted
@@ -163,6 +165,7 @@ class Sandbox:
         self.zone: str | None = None
         self.events = Events()  # the inventory's, once it is in one
         self.interrupted = ""
+        self.asked_until = 0.0
         self.awaited_until = 0.0
         self.pinned: tuple[str, str] | None = None
         self.resizing = DeferredLock()

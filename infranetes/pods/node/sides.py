@@ -14,13 +14,14 @@ from infranetes.identity.authority import Authority
 from infranetes.machines.agentless.access import SSH_PORT
 from infranetes.machines.context import NodeNames, NodeServices, ServiceRules
 from infranetes.machines.interface import Connect, IAgent
+from infranetes.machines.starts import Starts
 from infranetes.observer import Observer
 from infranetes.overlay.overlay import Overlay
 from infranetes.pods.node.handler_config import CNI
 from infranetes.pods.node.times import Times
 from infranetes.pods.store.store import Store
 from infranetes.providers.hypervisor import IBootsGuests, IHasHypervisors
-from infranetes.providers.interface import IFirewallsPods, IPodProvider
+from infranetes.providers.interface import IBoundsStarts, IFirewallsPods, IPodProvider
 from infranetes_common.concurrency import Event
 from infranetes_common.errors import FailedPrecondition, Unavailable
 
@@ -90,6 +91,7 @@ class ProviderSide:
 
     :ivar ready: happens once the provider has started.
     :ivar trouble: why no VM can be launched or destroyed; "": they can be.
+    :ivar starts: the starts of its pods that are under way, and those that wait.
     :ivar orphans: the ids of its instances that had no record in the last pass.
     :ivar overlay: gives its pods addresses of the pods' network; None: its VMs need none of these.
     :ivar node_services: translates the addresses of Services for its VMs without our agent; None: nothing
@@ -102,6 +104,7 @@ class ProviderSide:
         self.provider = provider
         self.ready: Event[None] = Event()
         self.trouble = "the daemon is starting"
+        self.starts = Starts(node.clock, self._starts_at_once)
         self.orphans: set[str] = set()
         self.overlay: Overlay | None = None
         self.node_services: NodeServices | None = None
@@ -136,6 +139,9 @@ class ProviderSide:
         if ports is not None and endpoint is None and not self._on_own_bridge(sandbox_id):
             ports.keep(sandbox_id, host, port)
         return self._node.connect(sandbox_id, host, port, endpoint)
+
+    def _starts_at_once(self) -> int:
+        return self.provider.starts_at_once() if IBoundsStarts.providedBy(self.provider) else 0
 
     def _on_own_bridge(self, id: str) -> bool:
         sandbox = self._node.inventory.sandboxes.get(id)

@@ -97,6 +97,7 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox, prepare: Prepare | No
     timeline = sandbox.timeline
     with timeline.step("the provider is waited for, until it has started", launch=LaunchStep.PREPARE):
         await node.providers.side_of(sandbox.record).ready.wait()
+    await node.features.before_launch(sandbox)
     boot = None
     if prepare is not None:
         with timeline.step("the image's disk is made ready", launch=LaunchStep.PREPARE):

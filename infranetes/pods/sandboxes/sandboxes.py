@@ -55,13 +55,16 @@ class Sandboxes:
     def __init__(self, node: NodeContext) -> None:
         self._node = node
 
-    async def run(self, config: cri.PodSandboxConfig, runtime_handler: str) -> str:
+    async def run(
+        self, config: cri.PodSandboxConfig, runtime_handler: str, limit: float | None = None
+    ) -> str:
         """Launch a sandbox, or join its launch, and return its id once it is READY, or VACANT where the image
         is the VM. Cancelling does not end the launch.
 
+        :param limit: the seconds until the caller gives up; None: it does not say.
         :raise AlreadyExists: another sandbox has the name, or the client has received the id before.
         :raise InfranetesError: the launch failed and was undone."""
-        name = sandbox_name(config.metadata)
+        name, until = sandbox_name(config.metadata), self._node.until(limit)
         blob = config.SerializeToString(deterministic=True)
         sandbox = self._node.inventory.named(name)
         if sandbox is None:
@@ -71,10 +74,11 @@ class Sandboxes:
             check_container_provider(config, handler)
             check_user_namespace(self._node.contprovider, config, handler)
             self._node.features.check(handler, config)
-            sandbox = self._begin(name, config, blob, runtime_handler)
+            sandbox = self._begin(name, config, blob, runtime_handler, until)
         else:
             self._check_same(sandbox, blob, runtime_handler)
         self._cancel_desertion(sandbox)
+        sandbox.asked_until = until
         if sandbox.launching is not None:
             await sandbox.launching.join()
         self.claim(sandbox)
@@ -171,7 +175,9 @@ class Sandboxes:
 
     # ---- launching
 
-    def _begin(self, name: str, config: cri.PodSandboxConfig, blob: bytes, runtime_handler: str) -> Sandbox:
+    def _begin(
+        self, name: str, config: cri.PodSandboxConfig, blob: bytes, runtime_handler: str, until: float
+    ) -> Sandbox:
         handler = self._node.handlers.named(runtime_handler)
         sandbox = Sandbox(
             SandboxRecord(
@@ -189,6 +195,7 @@ class Sandboxes:
             partial(machine_for, self._node.providers, self._node.inventory),
         )
         self._node.inventory.add(sandbox)
+        sandbox.asked_until = until
         words = f"{handler.kind} at {handler.side.name}"
         sandbox.timeline.note("the pod is asked for", f"{words}, handler {runtime_handler or 'none'}")
         sandbox.launching = Flight(self._record_and_launch(sandbox), lambda: self._begin_desertion(sandbox))

@@ -23,6 +23,7 @@ from infranetes.guest import image as images
 from infranetes.providers.hypervisor import IBootsImages, IHypervisor
 from infranetes.providers.interface import (
     Console,
+    IBoundsStarts,
     IBridgesVms,
     ICountsRefusals,
     IFirewallsPods,
@@ -87,8 +88,8 @@ _log = Logger()
 
 
 @implementer(IPodProvider, IFirewallsPods, IGivesIdentityPrivately, IHasConsoles, IHasGuestImage, IHasVolumes)
-@implementer(IBootsImages, IBridgesVms, ICountsRefusals, IJoinsNamespaces, IPinsVms, IPlacesVms)
-@implementer(IReachesAgents, IResizesVms, IShowsDisks)
+@implementer(IBootsImages, IBoundsStarts, IBridgesVms, ICountsRefusals, IJoinsNamespaces)
+@implementer(IPinsVms, IPlacesVms, IReachesAgents, IResizesVms, IShowsDisks)
 class QemuProvider:
     """See `IPodProvider`."""
 
@@ -304,7 +305,11 @@ class QemuProvider:
             raise NotFound(f"VM {instance_id} was not booted from an image")
         return self._hypervisors.of(vm)
 
-    # ---- IResizesVms, IPlacesVms, IPinsVms
+    # ---- IBoundsStarts, IResizesVms, IPlacesVms, IPinsVms
+
+    def starts_at_once(self) -> int:
+        line = self._command_line
+        return self._settings.starts_at_once if line is not None and line.accelerator == "tcg" else 0
 
     @deferred
     async def resize(self, instance_id: str, size: Size, guest: IGuest | None = None) -> Size:

@@ -143,6 +143,12 @@ class QemuSettings:
     """Memory of the node that a VM's translated code may take, under emulation alone. Code that finds no room
     in it is translated anew."""
 
+    starts_at_once: int = attrs.field(
+        factory=lambda: len(os.sched_getaffinity(0)), validator=attrs.validators.ge(0)
+    )
+    """How many pods start at once under emulation; the others wait in line. 0: any number. By default as many
+    as the processors that the daemon may use."""
+
     disk: Bytes = attrs.field(default=Bytes(20 << 30), validator=_at_least(1 << 30))
     """Disk of a VM whose pod asks for no size; at least the guest image's. Unwritten blocks take no room."""
     max_disk: Bytes = attrs.field(default=Bytes(100 << 30), validator=_at_least(1 << 30))

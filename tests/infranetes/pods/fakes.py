@@ -39,6 +39,7 @@ from infranetes.pods.features.host_ports import PodHostPorts
 from infranetes.pods.features.overlay import NetworkChoice
 from infranetes.pods.features.services import PodServices
 from infranetes.pods.features.shadows import NoShadows
+from infranetes.pods.features.starts import PodStarts
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.hooks import Features, PodFeature
 from infranetes.pods.node.inventory import Sandbox
@@ -477,7 +478,9 @@ class FakeNode:
         self.carried = self.make_carried()
         ports = HostPorts(cast(HostPortTable, self.table), unused=lambda port: None)
         host_ports = PodHostPorts(ports, self.node.inventory)
-        return [NoShadows(), self.carried, NetworkChoice(self.node.network), PodServices(), host_ports]
+        starts = PodStarts(self.node.clock, self.node.providers, self.node.inventory)
+        network = NetworkChoice(self.node.network)
+        return [NoShadows(), self.carried, network, PodServices(), host_ports, starts]
 
     def make_carried(self) -> Carried:
         """Return what carries containers' mounts for the daemon that starts."""

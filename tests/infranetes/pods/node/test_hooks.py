@@ -56,6 +56,12 @@ class Recorder(PodFeature):
     def check(self, handler: Handler, config: cri.PodSandboxConfig) -> None:
         self.note("check")
 
+    async def before_launch(self, sandbox: Sandbox) -> None:
+        await self.wait("before_launch")
+
+    async def before_create(self, container: Container) -> None:
+        await self.wait("before_create")
+
     async def zone(self, sandbox: Sandbox) -> str:
         await self.wait("zone")
         return self.where
@@ -174,7 +180,7 @@ class HooksCase(PodsTestCase):
         return sandbox, container
 
 
-LAUNCH = both("check", "zone", "attachment", "connected", "answered", "live", "ready")
+LAUNCH = both("check", "zone", "before_launch", "attachment", "connected", "answered", "live", "ready")
 END = both("disconnected", "address_released", "vm_destroyed", backwards=True)
 
 
@@ -184,7 +190,7 @@ class LifeTests(HooksCase):
         sandbox = self.run_pod()
         self.assertEqual(self.called(), LAUNCH)
         container = self.do(self.world.containers.create(sandbox, box()))
-        self.assertEqual(self.called(), both("prepare"))
+        self.assertEqual(self.called(), both("before_create", "prepare"))
         self.do(self.world.containers.start(container))
         self.assertEqual(self.called(), both("before_start"))
         self.do(self.world.containers.exec_sync(container, ["true"], 0, None))
@@ -322,7 +328,7 @@ class FailureTests(HooksCase):
         self.b.failing["prepare"] = FailedPrecondition("no such volume")
         creating = start(self.world.containers.create(sandbox, box()))
         self.failureResultOf(creating, FailedPrecondition)
-        self.assertEqual(self.called(), both("prepare") + both("release", backwards=True))
+        self.assertEqual(self.called(), both("before_create", "prepare") + both("release", backwards=True))
         self.assertIn("remove", [call for call, _ in self.world.agents[sandbox].calls])
         self.assertEqual(self.world.store.contents().containers, ())
 

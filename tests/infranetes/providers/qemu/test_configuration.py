@@ -34,6 +34,7 @@ class ConfigurationTests(SynchronousTestCase):
             {"mtu": 5},
             {"no_such_key": 1},
             {"max_cpus": "4"},
+            {"starts_at_once": -1},
         ):
             with self.assertRaises(ConfigError) as caught:
                 self.make(table)

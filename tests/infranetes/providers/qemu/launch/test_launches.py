@@ -73,6 +73,18 @@ class QemuContractTests(StandInCase, LaunchContract, LeasedAddressContract, Test
 class QemuLaunchTests(StandInCase, QemuLaunches, TestCase):
     """What only this provider does."""
 
+    async def test_few_pods_start_at_once_where_it_emulates(self) -> None:
+        self.settings["starts_at_once"] = 3
+        provider = self.make_provider()
+        assert isinstance(provider, QemuProvider)
+        self.assertEqual(provider.starts_at_once(), 0)
+        await self.within(provider.start(lambda words: None), self.start_timeout)
+        self.assertEqual(provider.starts_at_once(), 3)
+        line = provider._command_line
+        assert line is not None
+        provider._command_line = attrs.evolve(line, accelerator="kvm")
+        self.assertEqual(provider.starts_at_once(), 0)
+
     async def test_each_vm_has_a_user_of_its_own_and_no_right(self) -> None:
         provider = await self.started()
         users = set()
