@@ -152,13 +152,15 @@ class StartsTests(SynchronousTestCase):
 
     def test_after_a_stop_nobody_gets_a_place(self) -> None:
         self.ask("a")
-        waiting = self.ask("b")
+        waiting, other = self.ask("b"), self.ask("c")
         self.starts.stop()
         self.starts.end("a")
         self.clock.advance(PLACE + PATIENCE)
-        self.assertEqual(self.began, ["a"])
-        waiting.cancel()
+        waiting.cancel()  # as each launch is, one after the other
         self.failureResultOf(waiting, CancelledError)
+        self.assertEqual(self.began, ["a"])
+        other.cancel()
+        self.failureResultOf(other, CancelledError)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_many_that_go_at_once(self) -> None:
