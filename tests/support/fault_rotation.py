@@ -59,6 +59,7 @@ ACTIONS = {
     ),
     "azure": Actions(("launch",), ("destroy",), "list VMs"),
     "gcp": Actions(("launch",), ("destroy",), "list instances"),
+    "libcloud": Actions(("launch",), ("destroy",), "list"),
     "openstack": Actions(("launch",), ("destroy",), "list servers"),
     "vsphere": Actions(("CloneVM_Task",), ("PowerOffVM_Task", "Destroy_Task"), LIST),
 }

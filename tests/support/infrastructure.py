@@ -21,13 +21,14 @@ from tests.support.clouds.aws import SimulatedAws
 from tests.support.clouds.azure import SimulatedAzure
 from tests.support.clouds.gce import SimulatedGce
 from tests.support.clouds.openstack import SimulatedOpenStack
+from tests.support.clouds.vps import DigitalOcean, SimulatedVps
 from tests.support.clouds.vsphere import SimulatedVcenter
 from tests.support.clouds.world import World
 from tests.support.fault_rotation import ACTIONS, PREEMPTED_TURN, TURNS, FaultRotation
 from txgrpc import Code
 
 Annotations = Mapping[str, str]
-WITHOUT_SPOT = ("openstack", "vsphere")
+WITHOUT_SPOT = ("libcloud", "openstack", "vsphere")
 
 
 class Infrastructure(Protocol):
@@ -202,6 +203,11 @@ def azure(reactor: IReactor, root: Path) -> SimulatedCloud:
     return SimulatedCloud("azure", world, ({}, {"infranetes.io/elastic-address": "new"}))
 
 
+def libcloud(reactor: IReactor, root: Path) -> SimulatedCloud:
+    """DigitalOcean, by libcloud's driver."""
+    return SimulatedCloud("libcloud", SimulatedVps(reactor, root / "machines", DigitalOcean()), ({},))
+
+
 def openstack(reactor: IReactor, root: Path) -> SimulatedCloud:
     """Nova. Every other pod has a floating address."""
     tls.certificate()
@@ -225,6 +231,7 @@ _CLOUDS: dict[str, CloudFactory] = {
     "aws": aws,
     "azure": azure,
     "gcp": gcp,
+    "libcloud": libcloud,
     "openstack": openstack,
     "vsphere": vsphere,
 }

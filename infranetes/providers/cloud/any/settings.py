@@ -117,6 +117,7 @@ class Settings(CloudSettings):
 
     def look_outside(self, is_set: Callable[[str], bool]) -> Iterator[outside.Finding]:
         """Look at the file of credentials, and say that the cloud was not asked."""
-        for said in outside.tried(lambda: _thd_read(self.credentials_file)):
-            yield attrs.evolve(said, key="credentials_file")
+        key = "credentials_file"
+        for said in outside.tried(lambda: _thd_read(self.credentials_file), key):
+            yield attrs.evolve(said, key=key)
         yield from super().look_outside(is_set)

@@ -116,7 +116,7 @@ class SettingsTests(SynchronousTestCase):
         its = settings(credentials_file=str(path))
         found = [each for each in looked_at(its, {"credentials_file"}) if each.verdict is Verdict.WRONG]
         self.assertEqual([each.key for each in found], ["credentials_file"])
-        self.assertIn("chmod 600", found[0].words)
+        self.assertEqual(found[0].words, f"{path} may be read by others (mode 0644): chmod 600 it")
         path.chmod(0o600)
         found = [each for each in looked_at(its, {"credentials_file"}) if each.verdict is Verdict.WRONG]
         self.assertEqual(found, [])
