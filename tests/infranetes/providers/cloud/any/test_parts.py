@@ -18,7 +18,7 @@ from libcloud.common.vultr import VultrException
 from libcloud.compute.base import NodeSize
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.providers.cloud.any import credentials, errors, names, sizes
+from infranetes.providers.cloud.any import credentials, dialects, errors, names, sizes
 from infranetes.providers.cloud.any.intents import Intents
 from infranetes.providers.cloud.calls.errors import classify
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
@@ -253,3 +253,17 @@ class CredentialsTests(SynchronousTestCase):
         self.assertEqual(credentials.version(str(self.path)), before)
         self.write("key = 12")
         self.assertNotEqual(credentials.version(str(self.path)), before)
+
+    def test_a_driver_is_told_where_to_connect_and_how_long_to_wait(self) -> None:
+        """By whatever arguments it has: that of DigitalOcean takes neither."""
+        for name in ("digitalocean", "vultr", "equinixmetal"):
+            driver: Any = dialects.find(name)(key="k")
+            own = driver.connection.connection.host
+            credentials.set_up(driver, "", 7.0)
+            made = driver.connection.connection
+            self.assertEqual((made.host, made.session.timeout), (own, 7.0), name)
+            credentials.set_up(driver, "http://127.0.0.1:9", 8.0)
+            made = driver.connection.connection
+            self.assertEqual((made.host, made.session.timeout), ("http://127.0.0.1:9", 8.0), name)
+        without: Any = object()
+        credentials.set_up(without, "", 7.0)  # a driver without a connection of libcloud's

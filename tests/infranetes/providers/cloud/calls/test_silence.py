@@ -11,10 +11,12 @@ from twisted.trial.unittest import TestCase
 from infranetes.providers.interface import Instance
 from infranetes_common.errors import InfranetesError
 from tests.harness.needs import needs_tools
+from tests.infranetes.providers.cloud.any.case import VpsCase
 from tests.infranetes.providers.cloud.case import AwsCase, AzureCase, GcpCase, OpenStackCase
 from tests.infranetes.providers.cloud.vsphere.case import VsphereCase
 from tests.infranetes.providers.cloud.world_case import WorldCase
 from tests.support.clouds.faults import FaultKind
+from tests.support.clouds.vps import DigitalOcean
 
 CALL_SECONDS = 0.6  # for which a call waits for its answer
 
@@ -83,6 +85,12 @@ class SilentAzureTests(AzureCase, SilentCloud, TestCase):
     """Azure, where a VM's network interface is made before it."""
 
     of_launch = ("create network interface", "launch")
+
+
+class SilentDigitalOceanTests(VpsCase, SilentCloud, TestCase):
+    """DigitalOcean, whose driver of libcloud's takes no timeout."""
+
+    api = DigitalOcean
 
 
 class SilentOpenStackTests(OpenStackCase, SilentCloud, TestCase):
