@@ -78,7 +78,18 @@ SENSIBLE = [
     written(1, 0, 1, BLOCKS[0]),
     written(9, 4, 1, b""),
     written(3, 0, 1, b"\0\0\0\1"),
-    written(8, 0, 1, b"\0\0\0\5"),
+    *(
+        written(8, flags, stream_id, credit)
+        for stream_id in (0, 1, 3, 9)
+        for flags, credit in (
+            (0, b"\0\0\0\5"),
+            (0xFF, b"\x80\0\0\5"),
+            (0, b"\0\0\0\0"),
+            (0, b"\x7f\xff\xff\xff"),
+            (0, b"\0\0\5"),
+            (0, b"\0\0\0\0\5"),
+        )
+    ),
 ]
 ANY = st.builds(
     written,
@@ -115,7 +126,9 @@ def received(connection: Any, frames: list[bytes]) -> list[object]:
             break
         said += [shown(event) for event in events]
         window = connection.inbound_flow_control_window
-        said.append((connection.data_to_send(), sorted(connection.streams), window))
+        windows = {id: stream.outbound_flow_control_window for id, stream in connection.streams.items()}
+        windows[0] = connection.outbound_flow_control_window
+        said.append((connection.data_to_send(), windows, window))
     return said
 
 
