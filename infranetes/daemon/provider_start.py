@@ -14,11 +14,12 @@ from infranetes.daemon.pods_service import PodsService
 from infranetes.daemon.service_manager import ServiceManager
 from infranetes.pods.node.sides import ProviderSide
 from infranetes.providers.interface import Awaited
-from infranetes_common.concurrency import Event, backoff, sleep, start
+from infranetes_common.concurrency import Event, Flight, backoff, deferred, settled, sleep, start, within
 from infranetes_common.errors import Unavailable
 from infranetes_common.redaction import redacted
 
 AWAITED_SECONDS = 2.0  # between two looks at what is under way
+UNDO_SECONDS = 10.0  # for a start that is cancelled
 RETRY_SECONDS = (1.0, 60.0)  # the first and the longest pause before another try to start a provider
 
 _log = Logger()
@@ -53,10 +54,15 @@ class ProviderStart(Service):
             starting.addErrback(partial(self._ended, side))
             self._starting.append(starting)
 
-    def stopService(self) -> None:
+    @deferred
+    async def stopService(self) -> None:
+        """Cancel the starts, and wait until what they had begun, such as half of a template, is undone."""
         Service.stopService(self)
-        for starting in self._starting:
-            starting.cancel()
+        flights = [Flight(starting) for starting in self._starting]
+        for flight in flights:
+            flight.cancel()
+        clock = self._node.clock
+        await settled(within(clock, UNDO_SECONDS, flight.join(), "its end") for flight in flights)
 
     async def _start(self, side: ProviderSide) -> None:
         pauses = backoff(*RETRY_SECONDS)

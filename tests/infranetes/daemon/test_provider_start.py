@@ -10,10 +10,11 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.daemon.provider_start import AWAITED_SECONDS, ProviderStart
+from infranetes.daemon.provider_start import AWAITED_SECONDS, UNDO_SECONDS, ProviderStart
 from infranetes.daemon.service_manager import ServiceManager
 from infranetes.pods.node.sides import Providers
 from infranetes.providers.interface import Awaited
+from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, Unavailable
 
 
@@ -176,6 +177,38 @@ class ProviderStartTests(SynchronousTestCase):
         self.service.stopService()
         self.failureResultOf(self.outcome, CancelledError)
         self.assertEqual(self.became_ready, 0)
+
+    def begin_what_is_to_undo(self) -> Deferred[None]:
+        """Begin a start that undoes what it had begun once it is cancelled, until this is fired."""
+        undone: Deferred[None] = Deferred()
+
+        async def work() -> None:
+            try:
+                await Deferred()
+            finally:
+                await undone
+
+        self.provider.starts[0].errback(Unavailable("the cloud is down"))
+        self.patch(self.provider, "start", lambda progress: start(work()))
+        self.clock.advance(1.0)
+        return undone
+
+    def test_a_stop_waits_until_what_was_begun_is_undone(self) -> None:
+        undone = self.begin_what_is_to_undo()
+        stopped = self.service.stopService()
+        self.assertNoResult(stopped)
+        undone.callback(None)
+        self.successResultOf(stopped)
+        self.failureResultOf(self.outcome, CancelledError)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_a_stop_does_not_wait_for_ever(self) -> None:
+        undone = self.begin_what_is_to_undo()
+        stopped = self.service.stopService()
+        self.clock.advance(UNDO_SECONDS)
+        self.successResultOf(stopped)
+        undone.callback(None)
+        self.failureResultOf(self.outcome, CancelledError)
 
     def test_stopped_while_it_pauses(self) -> None:
         self.provider.starts[0].errback(Unavailable("the cloud is down"))
