@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attrs
@@ -19,7 +19,7 @@ from twisted.internet.task import deferLater
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from infranetes_common.wire.cri_rpcs import RuntimeStub
-from txgrpc import Channel, GrpcError
+from txgrpc import Channel, Code, GrpcError
 from txgrpc.channel import Backoff
 
 _POLL_SECONDS = 0.1
@@ -27,6 +27,16 @@ _OFTEN = Backoff(first=0.05, most=0.2)  # until its socket is there
 _END_SECONDS = 30.0
 _TWISTD = (sys.executable, "-c", "from twisted.scripts.twistd import run; run()")
 TREE = Path(__file__).resolve().parents[1]
+
+
+@contextlib.contextmanager
+def no_answer() -> Iterator[None]:
+    """Go on after a call that fails, unless it fails because this process was interrupted."""
+    try:
+        yield
+    except GrpcError as error:
+        if error.code is Code.CANCELLED:
+            raise
 
 
 class DaemonFailed(Exception):
@@ -81,7 +91,7 @@ class Daemon:
         shown = ""
         while True:
             waiting = "it does not answer yet"
-            with contextlib.suppress(GrpcError):
+            with no_answer():
                 status = await runtime.Status(cri.StatusRequest(verbose=True), timeout=5.0)
                 missing = [each for each in status.status.conditions if not each.status]
                 if status.status.conditions and not missing:

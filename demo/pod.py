@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
+from twisted.internet.defer import CancelledError
 from twisted.internet.error import ConnectError, ConnectionLost
 from twisted.internet.task import deferLater
 from twisted.web.client import Agent, ResponseFailed, readBody
 
+from demo.daemon import no_answer
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from infranetes_common.wire.cri_rpcs import ImageStub, RuntimeStub
-from txgrpc import GrpcError
 
 LABELS = {"app.kubernetes.io/name": "infranetes-demo"}
 CALL_SECONDS = 60.0
@@ -155,7 +156,11 @@ class Pod:
         try:
             response = await agent.request(b"GET", f"http://{self.ip}:{WEB_PORT}/".encode())
             return bytes(await readBody(response)).decode(errors="replace").strip()
-        except NO_ANSWER:
+        except NO_ANSWER as error:
+            if isinstance(error, ResponseFailed) and any(
+                each.check(CancelledError) for each in error.reasons
+            ):
+                raise
             return ""
 
     async def fetch(self, page: str, within: float) -> None:
@@ -189,10 +194,9 @@ async def end(runtime: RuntimeStub, sandbox: str) -> None:
 async def remove_all(runtime: RuntimeStub) -> int:
     """End the pods that an earlier demo left, if the daemon is ready. Returns how many."""
     request = cri.ListPodSandboxRequest(filter=cri.PodSandboxFilter(label_selector=LABELS))
-    try:
+    listed = cri.ListPodSandboxResponse()
+    with no_answer():
         listed = await runtime.ListPodSandbox(request, timeout=CALL_SECONDS)
-    except GrpcError:
-        return 0
     for item in listed.items:
         await end(runtime, item.id)
     return len(listed.items)
