@@ -54,10 +54,10 @@ class Ratio:
 
     @property
     def outcome(self) -> str:
-        """Whether the target is met. A figure has two digits, and so has this."""
+        """Whether the target is met."""
         if self.target is None:
             return NO_TARGET
-        return MET if float(f"{self.value:.2g}") <= float(f"{self.target:.2g}") else MISSED
+        return MET if self.value <= self.target else MISSED
 
 
 def read(file: Path = FIGURES) -> list[Ratio]:

@@ -24,8 +24,8 @@ class RatioTests(SynchronousTestCase):
         self.assertEqual(SLOWER.value, 25.0)
         self.assertEqual((FASTER.outcome, SLOWER.outcome), (MET, MISSED))
 
-    def test_what_is_equal_by_its_digits_meets_its_target(self) -> None:
-        for ours, outcome in ((0.0221, MET), (0.0234, MISSED)):
+    def test_what_is_equal_meets_its_target_and_nothing_above(self) -> None:
+        for ours, outcome in ((0.022, MET), (0.0221, MISSED)):
             self.assertEqual(Ratio("a", "b", ours, 0.022, "s", 1.0, "", "").outcome, outcome)
         self.assertEqual(Ratio("a", "b", 2.0, 1.0, "s", None, "", "").outcome, NO_TARGET)
 
