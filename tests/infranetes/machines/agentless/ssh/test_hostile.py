@@ -287,7 +287,14 @@ class CommandTests(HostileCase):
         await self.is_over_for(server)
 
     async def test_a_few_channels_that_nobody_asked_for_are_refused(self) -> None:
+        refused = []
+
+        def refusal(packet: bytes) -> None:
+            refused.append(packet[:4])
+
         def run(session: Session, line: bytes) -> None:
+            # Conch's own looks for the channel among those that it has opened itself.
+            session.conn.ssh_CHANNEL_OPEN_FAILURE = refusal  # type: ignore[method-assign]
             for number in range(3):
                 session.conn.transport.sendPacket(
                     connection.MSG_CHANNEL_OPEN,
@@ -296,6 +303,8 @@ class CommandTests(HostileCase):
             answers(session, line)
 
         self.assertEqual((await self.run_in(self.access(self.serve(run)))).stdout, b"ok\n")
+        await until(lambda: len(refused) == 3, "each is refused")
+        self.assertEqual(refused, [struct.pack(">L", number) for number in range(3)])
 
     async def test_an_end_without_an_exit_status(self) -> None:
         def run(session: Session, line: bytes) -> None:
