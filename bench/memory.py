@@ -22,7 +22,7 @@ from tests.support.registry import Registry
 
 COUNTS = (1, 4, 8)
 IDLE_SECONDS = 20.0
-TARGET = 80.0  # MiB of PSS per pod, with the largest number of pods
+TARGET = 60.0  # MiB of PSS per pod, with the largest number of pods
 COMMAND = ("sleep", "100000")
 CONTAINERS = 2
 _SHOWN = ("MemTotal", "MemFree", "MemAvailable", "AnonPages", "Slab")
