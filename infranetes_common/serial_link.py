@@ -22,14 +22,15 @@ from collections.abc import Sequence
 
 import attrs
 
-MAGIC = bytes.fromhex("b5e62d6e66c8a91f")
+# As every payload is searched for it, and a search goes on by its length.
+MAGIC = bytes.fromhex("b5e62d6e66c8a91f3b7052d9048e61fac77e15d03a99b24c")
 _END = bytes.fromhex("9a03f4bb71de5c68")
 _NONE = bytes(8)  # a reset's, in place of a session
 
-_ID = 8  # bytes of a session's id, of MAGIC and of _END
-_CONTROL = 3 * _ID  # bytes of an open or a reset
+_ID = 8  # bytes of a session's id, and of _END
+_CONTROL = len(MAGIC) + 2 * _ID  # bytes of an open or a reset
 _LENGTH = 4  # bytes of a payload's length
-MAX_PAYLOAD = 64 * 1024
+MAX_PAYLOAD = 256 * 1024  # as much as is written at once, where there is much
 OVERHEAD = 2 * _ID + _LENGTH  # bytes of a record beside its payload
 
 RESET = MAGIC + _NONE + _END
@@ -81,7 +82,7 @@ def records(session: bytes, data: bytes) -> Sequence[bytes]:
         end = min(at + MAX_PAYLOAD, size)
         magic = data.find(MAGIC, at, end)
         if magic >= 0:
-            end = magic + _ID // 2
+            end = magic + _ID
         whole = at == 0 and end == size
         pieces += (session + (end - at).to_bytes(_LENGTH, "big"), data if whole else data[at:end], session)
         at = end
@@ -119,11 +120,11 @@ class Decoder:
         head = bytes(self._buffer[at : at + _ID])
         if len(head) < _ID:
             return None
-        if head == MAGIC:
+        if head == self._session:
+            return self._data(at)
+        if head == MAGIC[:_ID]:
             return self._control(at)
-        if head != self._session:
-            return self._broken(_ID)
-        return self._data(at)
+        return self._broken(_ID)
 
     def _skip_to_magic(self, at: int) -> int:
         """Return the number of bytes to skip until MAGIC, or what may be its beginning."""
@@ -131,7 +132,7 @@ class Decoder:
         if found >= 0:
             return found - at
         size = len(self._buffer)
-        for kept in range(min(_ID - 1, size - at), 0, -1):
+        for kept in range(min(len(MAGIC) - 1, size - at), 0, -1):
             if MAGIC.startswith(self._buffer[size - kept :]):
                 return size - kept - at
         return size - at
@@ -144,8 +145,9 @@ class Decoder:
     def _control(self, at: int) -> tuple[int, Event | None] | None:
         if len(self._buffer) - at < _CONTROL:
             return None
-        session = bytes(self._buffer[at + _ID : at + 2 * _ID])
-        if self._buffer[at + 2 * _ID : at + _CONTROL] != _END:
+        end = at + len(MAGIC) + _ID
+        session = bytes(self._buffer[end - _ID : end])
+        if self._buffer[at : end - _ID] != MAGIC or self._buffer[end : end + _ID] != _END:
             return self._broken(_ID)
         if session == _NONE:
             event: Event | None = Reset() if self._session else None
@@ -168,7 +170,8 @@ class Decoder:
             return None
         if self._buffer[begin + length : end] != self._session:
             return self._broken(end - at)
-        return end - at, Data(bytes(self._buffer[begin : begin + length]))
+        with memoryview(self._buffer) as whole:
+            return end - at, Data(bytes(whole[begin : begin + length]))
 
     def _broken(self, size: int) -> tuple[int, Event | None]:
         event = Broken() if self._session else None

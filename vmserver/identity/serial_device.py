@@ -40,6 +40,9 @@ class HostConnection(FileDescriptor):
     :param received: called with what comes. :param gone: called when the host's side is gone.
     """
 
+    # Bytes to write, beyond which a producer is paused: what a turn can write, and more.
+    bufferSize = 256 * 1024
+
     def __init__(
         self,
         reactor: IReactor,

@@ -67,7 +67,7 @@ class Guest(Protocol):
             if isinstance(event, Data):
                 assert self.session is not None
                 self.session.received(event.payload)
-            elif isinstance(event, Opened) and self.answers:
+            elif isinstance(event, Opened) and self.answers and self.session is None:
                 self.port.write(opening(event.session))
                 served = self._server.factory.buildProtocol(None)  # type: ignore[arg-type]
                 self.session = SessionTransport(
