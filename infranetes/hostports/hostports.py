@@ -98,6 +98,25 @@ class HostPorts:
             raise
         await self._table.forget_flows(list(ports))
 
+    async def take_over(self, pod: PodPorts) -> None:
+        """Forward the ports of no other sandbox to the address of this pod's VM. Idempotent.
+
+        The VM that had it is gone, which the daemon may learn later.
+
+        :raise InfranetesError: something still leads to it."""
+        if not pod.address:
+            return
+        others = [id for id, ports in self._ports.items() if pod.address in ports.values()]
+        for other in others:
+            if other != pod.sandbox_id:
+                _log.warn(
+                    "sandbox {sandbox} has lost its VM: sandbox {other} has its address {address} now",
+                    sandbox=other,
+                    other=pod.sandbox_id,
+                    address=pod.address,
+                )
+                await self.remove(other)
+
     async def restore(self, pods: Iterable[PodPorts]) -> None:
         """Restore exactly these ports after a start. A sweep retries what fails now."""
         for pod in pods:

@@ -34,7 +34,10 @@ class PodHostPorts(PodFeature):
             self._ports.check(host_ports_of(config), taken_ports(self._inventory))
 
     async def answered(self, sandbox: Sandbox) -> None:
-        await self._ports.put(ports_of(sandbox))
+        ports = ports_of(sandbox)
+        if sandbox.record.network != CNI:
+            await self._ports.take_over(ports)
+        await self._ports.put(ports)
 
     def lost(self, sandbox: Sandbox) -> None:
         closed = start(self._ports.remove(sandbox.id))

@@ -179,6 +179,13 @@ class HostPortTests(PodsTestCase):
         self.world.restart()
         self.assertEqual(self.world.table.ports, {})
 
+    def test_nor_to_that_of_a_vm_that_is_gone_without_a_word(self) -> None:
+        id = self.run_pod(with_port())
+        self.world.provider.instances.clear()  # the next pass will notice it
+        other = self.run_pod(pod("other"))
+        self.assertEqual(self.record(other).address, self.record(id).address)
+        self.assertEqual(self.world.table.ports, {})
+
     def test_the_next_daemon_has_them_too(self) -> None:
         id = self.run_pod(with_port())
         self.world.table.ports = {}
