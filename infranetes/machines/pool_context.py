@@ -41,4 +41,4 @@ class PoolContext(MachineContext, Protocol):
 
     @property
     def starts(self) -> Starts:
-        """The starts of pods, before which the pool begins none of its own."""
+        """The starts of pods. The pool boots no VM while one is under way or waits."""

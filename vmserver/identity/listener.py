@@ -193,7 +193,7 @@ class Listener:
             await maybeDeferred(port.stopListening)
 
     def abort_connections(self) -> None:
-        """Reset every connection, and let go of the serial port."""
+        """Reset every connection, and close the serial port."""
         serial, self._serial = self._serial, None
         if serial is not None:
             serial.stop()

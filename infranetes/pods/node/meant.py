@@ -54,7 +54,7 @@ def sandboxes_with_vms(inventory: Inventory) -> list[Sandbox]:
 
 
 def _newest_meant(sandboxes: Iterable[AnySandbox], pod: str) -> AnySandbox | None:
-    """Return that of these sandboxes which is meant, the newest if its pod has several; None: no one is."""
+    """Return the sandbox with this name or id, of several of one pod the newest; None: there is none."""
     if not pod:
         raise InvalidArgument("no pod is named: give its namespace/name, or its sandbox's id")
     sandboxes = list(sandboxes)

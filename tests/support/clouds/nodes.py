@@ -119,7 +119,7 @@ class SimulatedNodes(SimulatedCloud[Vm]):
         self._vms[id].state = STOPPED
 
     def add_twin(self, id: str) -> None:
-        """Create another VM of the same name."""
+        """Create a second VM with the name of an existing one, as a request that is sent twice does."""
         vm = self._vms[id]
         twin = attrs.evolve(vm, id=self._next(), created=vm.created + 60)
         self._vms[twin.id] = twin

@@ -76,7 +76,7 @@ class AnyCloud:
         self.location = f"libcloud {settings.driver}"
 
     def use_prices(self, prices: Mapping[str, float]) -> None:
-        """Use these prices of one's own from now on."""
+        """Replace the prices that the administrator has set."""
         self._prices = prices
         self.offers = tuple(sizes.priced(each, prices) for each in self._told)
 

@@ -116,7 +116,7 @@ class OpenStackCloud:
         self.location = f"openstack {settings.cloud}" + (f" {settings.region}" if settings.region else "")
 
     def use_prices(self, prices: Mapping[str, float]) -> None:
-        """Use these prices of one's own from now on."""
+        """Replace the prices that the administrator has set."""
         self._prices = prices
         self.offers = tuple(sizes.priced(each, prices) for each in self.offers)
 

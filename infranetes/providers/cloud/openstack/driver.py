@@ -264,7 +264,7 @@ class Driver(OpenStack_2_NodeDriver):  # type: ignore[misc]
         self._cinder(f"/volumes/{id}/action", {"os-extend": {"new_size": gib}})
 
     def attachments(self, volume: str) -> list[Attachment]:
-        """Return a volume's attachments in all states. The list that has more would show secrets."""
+        """Return a volume's attachments in all states, without the secrets that their details have."""
         path = _with("/attachments", {"volume_id": volume})
         found: list[Attachment] = self.volumev3_connection.request(path).object["attachments"]
         return found

@@ -2,7 +2,7 @@
 """The endpoint of a VM's agent at its own virtio-serial port, on the node a unix socket.
 
 QEMU serves one connection at a time there, and the next once that is closed. What is written stays in the
-socket until the guest has a room for it, and the agent reads it.
+socket until the guest has room for it, and the agent reads it.
 """
 
 from __future__ import annotations
