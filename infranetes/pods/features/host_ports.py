@@ -71,5 +71,9 @@ def taken_ports(sandboxes: Iterable[Sandbox]) -> list[PodPorts]:
 
 
 def ports_in_force(sandboxes: Iterable[Sandbox]) -> list[PodPorts]:
-    """Return the host ports that are forwarded. A lost VM's are not: its address may be another's by now."""
-    return [ports_of(one) for one in sandboxes if one.state is SandboxState.READY]
+    """Return the host ports that are forwarded. A lost VM's are not: its address may be another's by now.
+
+    Of several sandboxes with one address the newest has the VM, and the others' is gone without a word."""
+    ready = [one for one in sandboxes if one.state is SandboxState.READY and one.record.network != CNI]
+    ready.sort(key=lambda one: one.record.created_at)
+    return [ports_of(one) for one in {one.record.address: one for one in ready}.values()]

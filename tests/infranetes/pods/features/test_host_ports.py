@@ -46,3 +46,9 @@ class HostPortTests(SynchronousTestCase):
         """When a VM has ended by itself its address may be another one's."""
         in_force = {ports.sandbox_id for ports in ports_in_force(self.sandboxes)}
         self.assertEqual(in_force, {"ready"})
+
+    def test_of_pods_with_one_address_the_newest_has_the_vm(self) -> None:
+        lost, other = sandbox(SandboxState.READY), sandbox(SandboxState.READY)
+        other.record = attrs.evolve(other.record, id="other", created_at=2)
+        for sandboxes in ((lost, other), (other, lost)):
+            self.assertEqual([ports.sandbox_id for ports in ports_in_force(sandboxes)], ["other"])
