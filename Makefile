@@ -13,14 +13,14 @@ VENV_DONE := $(VENV)/.installed
 # With what Infranetes itself needs, and no more.
 VENV_RUN_DONE := $(VENV)/.installed-run
 # What ruff and mypy look at; packages that do not exist yet are left out.
-CODE := $(wildcard txgrpc infranetes infranetes_common infranetes_simulation vmserver tests bench demo proto setup.py twisted/plugins)
-MYPY_CODE := $(wildcard txgrpc infranetes infranetes_common infranetes_simulation vmserver tests bench demo)
+CODE := $(wildcard txgrpc infranetes infranetes_common infranetes_simulation vmserver tests bench demo delivery manual releasing proto setup.py twisted/plugins)
+MYPY_CODE := $(wildcard txgrpc infranetes infranetes_common infranetes_simulation vmserver tests bench demo delivery manual releasing)
 
 # Debian packages, by what they are for. Add to the list of the thing that needs it.
 APT_BASE := python3 python3-venv ca-certificates protobuf-compiler
 # Since Debian 13 docker.io is the engine alone.
 APT_DOCKER := docker.io $(shell { . /etc/os-release && [ "$${VERSION_ID%%.*}" -ge 13 ] && echo docker-cli; } 2>/dev/null)
-APT_TEST := lintian erofs-utils xfsprogs openssl procps iproute2 conntrack docker-registry busybox-static zstd curl openssh-server $(APT_DOCKER) crun conmon catatonit gcc libc6-dev systemd \
+APT_TEST := lintian patchelf erofs-utils xfsprogs openssl procps iproute2 conntrack docker-registry busybox-static zstd curl openssh-server $(APT_DOCKER) crun conmon catatonit gcc libc6-dev systemd \
 	nbdkit nbdkit-plugin-python libnbd-bin dnsmasq-base ovmf swtpm zsh isc-dhcp-client dhcpcd-base qemu-guest-agent
 APT_RUN := skopeo qemu-system-x86 qemu-utils iproute2 nftables util-linux passwd
 APT_DEMO := docker-registry busybox-static
@@ -35,7 +35,7 @@ APT_CLUSTER := docker-registry busybox-static mmdebstrap debian-archive-keyring 
 APT_DELEGATES := gcc libc6-dev conmon $(APT_CONTAINERD)
 APT_IMAGE := mmdebstrap e2fsprogs debian-archive-keyring
 # What the node's page is looked at with, and its test has pods of.
-APT_PAGE := chromium novnc docker-registry busybox-static skopeo
+APT_PAGE := chromium $(shell command -v npm >/dev/null || echo npm) novnc docker-registry busybox-static skopeo
 # What clouds' disks are made with.
 APT_DISK := fdisk e2fsprogs dosfstools mtools
 # What guests for tests are made with: the kernels themselves are only unpacked.
@@ -49,7 +49,8 @@ APT_DEBIAN_LIBS := python3-twisted python3-zope.interface python3-h2 python3-pro
 	python3-cattr python3-cryptography python3-openssl python3-service-identity python3-treq \
 	python3-zstandard python3-h11 python3-wsproto python3-jeepney python3-hypothesis python3-coverage python3-grpcio \
 	python3-libcloud python3-prometheus-client python3-boto3 python3-pycdlib python3-pyvmomi python3-yaml \
-	python3-jsonschema python3-matplotlib
+	python3-jsonschema python3-matplotlib python3-pyte \
+	python3-sphinx furo python3-myst-parser
 
 # $(call need,PACKAGES): installs those that are not installed, and says which. Costs nothing when all are.
 define need
@@ -88,17 +89,17 @@ venv: $(VENV_DONE) ## Make .venv with Infranetes and the tools of its tests
 .PHONY: venv-run
 venv-run: $(VENV_RUN_DONE)
 
-$(VENV_RUN_DONE): setup.py | apt-base
+$(VENV_RUN_DONE): setup.py txgrpc/pyproject.toml | apt-base
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Infranetes needs Python 3.11 or later, and $(PYTHON) is $$($(PYTHON) --version 2>&1): set PYTHON=" >&2; exit 1; }
 	@[ -x $(BIN)/python ] || { echo "Making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "Installing into $(VENV), which takes up to a minute"
-	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --editable .
+	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --editable ./txgrpc --editable .
 	@touch $@
 
 $(VENV_DONE): setup.py | $(VENV_RUN_DONE)
 	@echo "Installing into $(VENV) what tests need, which takes up to a minute"
-	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --editable '.[test,lint,bench]'
+	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --editable ./txgrpc --editable '.[test,lint,bench]'
 	@touch $@
 
 .PHONY: proto
@@ -117,6 +118,12 @@ lint: venv proto ## Check style, types, the picture of the rooms, and that tests
 	$(BIN)/python -m tests.harness.durations
 	$(BIN)/python -m tests.docs.rooms --check
 
+.PHONY: docs
+docs: venv proto ## Build the site of the pages in build/site; fails for a link, command or key that is not there, and for a long page
+	@$(BIN)/python -m tests --jobs 1 tests.docs.test_links tests.docs.test_reading tests.docs.test_commands \
+		tests.docs.test_examples
+	@$(BIN)/python -m manual
+
 .PHONY: format
 format: venv ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix $(CODE)
@@ -127,9 +134,10 @@ rooms: venv ## Draw the picture of the rooms, docs/rooms.svg, again
 	$(BIN)/python -m tests.docs.rooms
 
 .PHONY: tools
-tools: | apt-base ## Build crictl, critest, csi-sanity, vcsim and osnfs, and fetch cloud-init, which tests need, into build/tools
+tools: | apt-base ## Build crictl, critest, csi-sanity, vcsim and osnfs, and fetch cloud-init and what wheels are built with, which tests need, into build/
 	@PYTHON=$(PYTHON) tests/interop/tools
 	@tests/interop/cloud-init
+	@$(PYTHON) -c 'from delivery import wheels; wheels.tools(wheels.TREE / "build" / "wheel-tools")'
 
 # Another release of Kubernetes than the one that tests have, such as v1.34.4, for tests of clusters.
 KUBERNETES ?=
@@ -157,6 +165,14 @@ delegate-tools: | apt-base ## Build containerd 2 and CRI-O into build/tools (onc
 .PHONY: promtool
 promtool: | apt-base ## Build Prometheus' promtool into build/tools (once, some minutes)
 	@PYTHON=$(PYTHON) tests/contrib/tools
+
+.PHONY: helm
+helm: | apt-base ## Build helm into build/tools (once, some minutes)
+	@PYTHON=$(PYTHON) tests/contrib/helm
+
+.PHONY: chart
+chart: venv helm ## Make contrib/kubernetes/infranetes.yaml again of the chart in contrib/helm
+	@PYTHON=$(BIN)/python tests/contrib/helm render
 
 .PHONY: otelcol
 otelcol: | apt-base ## Build OpenTelemetry's collector into build/tools (once, some minutes)
@@ -193,8 +209,9 @@ test: venv proto apt-test tools-and-image ## Run all tests but those of VMs and 
 test-all: venv proto apt-test tools vm-tools image image-docker test-guests ## Run all tests but those that take hours: with real VMs, too
 	@$(AS_ROOT) $(RUN_TESTS) --tier all $(TESTS)
 
-test-nightly: venv proto apt-test tools vm-tools image image-docker test-guests-large cluster-tools delegate-tools promtool otelcol ## Run all tests there are, soaks and clusters too, then Kubernetes' own suites: hours
+test-nightly: venv proto apt-test tools vm-tools image image-docker test-guests-large cluster-tools delegate-tools promtool helm otelcol ## Run all tests there are, soaks and clusters too, then Kubernetes' own suites: hours
 	$(call need,$(APT_PAGE) $(APT_CLUSTER))
+	@tests/interop/axe
 	@PYTHON=$(PYTHON) tests/cluster/tools metrics
 	@PYTHON=$(PYTHON) tests/cluster/tools storage
 	@$(AS_ROOT) $(RUN_TESTS) --tier nightly $(TESTS)
@@ -218,12 +235,15 @@ test-debian: proto apt-test tools ## Run the tests without VMs on Debian's own r
 	@/usr/bin/python3 -m tests --tier test --without tests.e2e $(TESTS)
 
 .PHONY: test-page
-test-page: venv proto ## Have Debian's Chromium, which is installed for that, look at a node's page: pods, launches, console, requests, a phone; and at a VM's screen by noVNC
+test-page: venv proto ## Have Debian's Chromium, which is installed for that, look at the pages of a node and a pod: live, by keys, hostile, in both modes, on a phone; and at a VM's screen by noVNC
 	$(call need,$(APT_PAGE))
-	@$(BIN)/python -m tests --jobs 1 tests.infranetes.daemon.test_page tests.infranetes.monitoring.test_screens_browser
+	@tests/interop/axe
+	@$(BIN)/python -m tests --jobs 1 tests.infranetes.daemon.test_page tests.infranetes.monitoring.test_live_browser \
+		tests.infranetes.monitoring.test_screens_browser \
+		tests.manual.test_accessible
 
 .PHONY: test-promtool test-otelcol
-test-promtool: venv proto promtool ## Have Prometheus' promtool, which is built first, judge contrib/'s alerts and the daemon's metrics
+test-promtool: venv proto promtool helm ## Have Prometheus' promtool and helm, which are built first, judge what is in contrib/, and the daemon's metrics
 	@$(BIN)/python -m tests --jobs 1 tests.contrib
 
 test-otelcol: venv proto otelcol ## Have OpenTelemetry's collector, which is built first, take the daemon's spans
@@ -252,6 +272,12 @@ test-cluster: venv proto apt-run tools cluster-tools image ## Run the tests in a
 	@$(AS_ROOT) env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --jobs 1 \
 		$(if $(filter today,$(DAY)),$$($(BIN)/python -m tests.cluster.slices)) \
 		$(or $(TESTS),tests.cluster tests.docs.test_kubelet $$($(BIN)/python -m tests.workloads))
+
+.PHONY: test-chart
+test-chart: venv proto apt-test tools cluster-tools helm image ## Install by the chart on a node of a Kubernetes cluster, run a VM pod there, and remove it again; TESTS= picks some
+	$(call need,$(APT_CLUSTER) $(APT_OCI))
+	@$(AS_ROOT) env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests.e2e.roots tests.chart
+	@$(AS_ROOT) env INFRANETES_TEST_IMAGES="$(IMAGE_DIR)" $(BIN)/python -m tests --jobs 1 $(or $(TESTS),tests.chart)
 
 .PHONY: test-delegates
 test-delegates: venv proto apt-test tools delegate-tools image ## Run the tests with containerd 2 and CRI-O as the delegate; TESTS= picks some
@@ -350,6 +376,15 @@ demo: IMAGE_CONTAINERS = $(if $(filter command environment,$(origin CONTAINERS))
 demo: apt-demo venv-run proto image ## Show a pod VM from its image to its end; COMMAND='echo hello' runs that in it
 	@$(AS_ROOT) $(BIN)/python -m demo --image-dir "$(IMAGE_DIR)" --command "$$DEMO_COMMAND"
 
+.PHONY: recording
+recording: venv apt-demo ## Record make demo and draw docs/demo.svg of it; DRAW=1: draw the recording that is there again
+	@$(BIN)/python -m demo.recording $(if $(filter-out 0,$(DRAW)),--draw)
+
+.PHONY: pictures
+pictures: venv proto ## Draw docs/metrics-page.png and docs/metrics-pod.png of a node with simulated VMs, by Debian's Chromium
+	$(call need,$(APT_PAGE))
+	@PICTURES="$(CURDIR)/docs" $(BIN)/python -m tests --jobs 1 tests.infranetes.daemon.test_page.PicturesTests
+
 .PHONY: run
 run: venv-run proto apt-run image ## Keep the daemon in the foreground; SOCKET=PATH, CONFIG=FILE
 	@exec $(AS_ROOT) $(BIN)/twistd --nodaemon --pidfile= infranetes --listen "$(SOCKET)" \
@@ -381,6 +416,24 @@ deb: ## Build the Debian packages into dist/
 	$(call need,$(APT_DEB))
 	@debian/make-deb
 
+# An OCI archive, and what it is made with.
+OCI ?= dist/infranetes.oci.tar
+APT_OCI := mmdebstrap debian-archive-keyring patchelf
+
+.PHONY: oci
+oci: venv-run proto ## Build the image that installs Infranetes on nodes, an OCI archive in OCI=FILE; GUEST=1: with the guest image of IMAGE_DIR= in it
+	$(call need,$(APT_OCI))
+	@$(if $(filter-out 0,$(GUEST)),$(MAKE) --no-print-directory image)
+	@mkdir -p "$(dir $(OCI))"
+	@$(AS_ROOT) $(BIN)/python -m delivery.oci "$(OCI)" $(if $(filter-out 0,$(GUEST)),--guest "$(IMAGE_DIR)")
+
+.PHONY: wheel
+wheel: venv-run proto ## Build what pip installs, infranetes and txgrpc, as wheels and sdists, into dist/; URL=ADDRESS of the repository for their links
+	@INFRANETES_URL="$(URL)" $(BIN)/python -m delivery.wheels dist
+
+VERSION ?=
+DRY ?= 0
+
 # Who signs: a key of gpg's, by its fingerprint; without one, a key that is made for it.
 KEY ?=
 REPO ?= dist/repo
@@ -389,6 +442,10 @@ REPO ?= dist/repo
 repo: deb ## Make an apt repository of the packages for Debian 12 and 13 in dist/repo, signed; KEY=FINGERPRINT of gpg's, REPO=DIRECTORY
 	$(call need,$(APT_REPO))
 	@KEY="$(KEY)" debian/make-repo "$(REPO)"
+
+.PHONY: release
+release: venv ## Make the release VERSION=0.3.0: commits, a tag and dist/release; DRY=1: the artifacts alone; KEY=FINGERPRINT of gpg's signs the tag
+	@$(BIN)/python -m releasing "$(VERSION)" $(if $(filter-out 0,$(DRY)),--dry-run) $(if $(KEY),--key "$(KEY)")
 
 # ---- Figures: bench ------------------------------------------------------------------------------
 

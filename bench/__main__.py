@@ -49,6 +49,10 @@ BENCHES = {
     "volumes": ("bench.volumes", "100 volumes at once on simulated clouds; a soak test of 200"),
     "launches": ("bench.launches", "100 VMs at once by the cloud's own limits, and the calls of their lives"),
     "calls": ("bench.calls", "calls to simulated clouds: for a pod's life, and for an hour at rest"),
+    "quota": (
+        "bench.quota",
+        "what 1,000 nodes use of an account's quotas, and how soon VMs' ends are noticed",
+    ),
     "density": ("bench.density", "lists, memory and recovery with 1,000 simulated pods"),
     "conformance": ("bench.conformance", "critest's benchmarks beside containerd (QEMU)"),
     "streams": ("bench.streams", "exec and port-forward beside containerd, and the daemon's memory (QEMU)"),

@@ -26,7 +26,7 @@ PODS = 10
 HOUR = 3600.0
 SETTLE_SECONDS = 360.0  # after the launches
 WAIT_SECONDS = 300.0
-_SWEEP = Times().sweep  # the daemon's own, of the provider's list
+_SWEEP = Times().sweep  # the time between the daemon's passes, some of which list
 _FOREIGN = ("token", "Login", "Logout")  # calls of the service that authenticates callers
 
 
@@ -53,14 +53,17 @@ def _tell(report: Report, words: str, calls: Counter[str]) -> None:
 
 
 class Count:
-    """Count the calls to one cloud."""
+    """Count the calls to one cloud.
 
-    def __init__(self, time: VirtualTime, name: str, directory: Path) -> None:
+    :param specs: of how many pods there are to be. :ivar world: the cloud."""
+
+    def __init__(self, time: VirtualTime, name: str, directory: Path, specs: int = PODS + 2) -> None:
         self._time = time
         self._name = name
-        self._world = clouds.simulated(time.reactor, name, directory)
-        self._provider: CloudProvider[Any] = clouds.provider(time.reactor, name, self._world, directory)
-        self._specs = iter(clouds.specs(directory, PODS + 2))
+        self.world = clouds.simulated(time.reactor, name, directory)
+        self._provider: CloudProvider[Any] = clouds.provider(time.reactor, name, self.world, directory)
+        self._specs = iter(clouds.specs(directory, specs))
+        self._next_list = 0.0
 
     async def begin(self) -> None:
         """Start the provider."""
@@ -69,35 +72,58 @@ class Count:
     async def end(self) -> None:
         """Stop everything."""
         await self._provider.stop()
-        await self._world.stop()
+        await self.world.stop()
 
     async def life(self) -> Counter[str]:
         """Return the calls of a pod's life, until the cloud reports that its VM is gone."""
         before = self._counted()
-        await self._ended([await self._running()])
+        await self._end_all([await self._running()])
         return self._counted() - before
+
+    async def stopped_life(self) -> tuple[Counter[str], Counter[str], float]:
+        """Return the calls of a VM's stop, and those of its start and their seconds, until it runs."""
+        spec = next(self._specs)
+        launched = await self._passing(self._provider.launch(spec))
+        await self._passing(self._provider.wait_running(launched.id, WAIT_SECONDS))
+        before = self._counted()
+        await self._passing(self._provider.stop_vm(launched.id, WAIT_SECONDS))
+        stop, before = self._counted() - before, self._counted()
+        await self._sweeping(SETTLE_SECONDS)
+        began, before = self._time.seconds(), self._counted()
+        await self._passing(self._provider.launch(spec))
+        await self._passing(self._provider.wait_running(launched.id, WAIT_SECONDS))
+        start, seconds = self._counted() - before, self._time.seconds() - began
+        await self._end_all([launched.id])
+        return stop, start, seconds
 
     async def hour(self, pods: int) -> Counter[str]:
         """Return the calls of an hour in which the pods are idle and the daemon sweeps as by default."""
         ids = [await self._running() for _ in range(pods)]
-        await self._time.after(SETTLE_SECONDS, self._pools())
-        before, until = self._counted(), self._time.seconds() + HOUR
-        while self._time.seconds() < until:
-            await self._passing(self._provider.list())
-            await self._time.after(_SWEEP, self._pools())
+        await self._sweeping(SETTLE_SECONDS)
+        before = self._counted()
+        await self._sweeping(HOUR)
         calls = self._counted() - before
-        await self._ended(ids)
+        await self._end_all(ids)
         return calls
 
+    async def _sweeping(self, seconds: float) -> None:
+        """Let time pass, with the daemon's passes."""
+        until = self._time.seconds() + seconds
+        while self._time.seconds() < until:
+            if (now := self._time.seconds()) >= self._next_list:
+                await self._passing(self._provider.list())
+                self._next_list = now + self._provider.list_seconds()
+            await self._time.after(_SWEEP, self._pools())
+
     def _counted(self) -> Counter[str]:
-        asked: Sequence[Mapping[str, str]] = self._world.requests
+        asked: Sequence[Mapping[str, str]] = self.world.requests
         return Counter(call["Action"] for call in asked if call["Action"] not in _FOREIGN)
 
     async def _running(self) -> str:
         launched = await self._passing(self._provider.launch(next(self._specs)))
         return (await self._passing(self._provider.wait_running(launched.id, WAIT_SECONDS))).id
 
-    async def _ended(self, ids: Sequence[str]) -> None:
+    async def _end_all(self, ids: Sequence[str]) -> None:
         for id in ids:
             await self._passing(self._provider.destroy(id))
         await self._time.until(lambda: not self._provider._ledger.ending, self._pools())

@@ -2,7 +2,7 @@
 """The cost of importing and calling libraries that are not used, beside the cost of what is used instead.
 
 Each part runs in a process of its own (`bench.library_calls`), those about netlink in a network namespace.
-docs/dependencies.md draws the conclusions.
+docs/dependencies-measured.md draws the conclusions.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ BY_BENCH: Mapping[str, Sequence[str]] = {
     "volumes": _TOOLS,
     "launches": _TOOLS,
     "calls": _TOOLS,
+    "quota": _TOOLS,
     "density": _PROGRAMS,
     "conformance": _VMS_AND_TOOLS,
     "streams": _VMS_AND_TOOLS,

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the commands' completions for bash and zsh into a directory, for debian/rules.
 
-They are generated from the parsers; a shell that completes starts no Python.
+They are generated from the parsers; a shell that completes starts Python for names of pods alone.
 
 usage: completions.py DIRECTORY
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from infranetes.ctl import cli as ctl
+from infranetes.ctl import completing
 from infranetes.publish import command as guest
 
 # Finds what may come next; the same in both shells.
@@ -31,17 +32,27 @@ case "$at $before" in
     ;;
 esac
 """
+# What is completed with names, by how the parser calls it.
+NAMES = {
+    "POD": completing.PODS,
+    "CONTAINER": completing.CONTAINERS,
+    "NAMESPACE": completing.NAMESPACES,
+    "ANNOTATION": completing.ANNOTATIONS,
+}
 PARSERS = {"infranetes-ctl": ctl.parser, "infranetes-guest": guest.parser}
 BASH = """\
 # bash completion of @NAME@, generated from its parser
 @FUNCTION@() {
-    local at= word offered= files= before=${COMP_WORDS[COMP_CWORD-1]} current=${COMP_WORDS[COMP_CWORD]}
+    local at= word offered= files= names= before=${COMP_WORDS[COMP_CWORD-1]} current=${COMP_WORDS[COMP_CWORD]}
     for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
         case "$at $word" in
         @COMMANDS@
         esac
     done
     @OFFERS@
+    if [ -n "$names" ] && [ "${current#-}" = "$current" ]; then
+        offered+=" $(@NAME@ @COMPLETE@ "$names" "$current" "${COMP_WORDS[@]:1:COMP_CWORD-1}" 2>/dev/null)"
+    fi
     COMPREPLY=($(compgen -W "$offered" -- "$current"))
     if [ -n "$files" ]; then
         compopt -o filenames
@@ -53,13 +64,16 @@ complete -F @FUNCTION@ @NAME@
 ZSH = """\
 #compdef @NAME@
 # zsh completion of @NAME@, generated from its parser
-local at= word offered= files= before=${words[CURRENT-1]} nothing=1
+local at= word offered= files= names= before=${words[CURRENT-1]} nothing=1
 for word in ${words[2,CURRENT-1]}; do
     case "$at $word" in
     @COMMANDS@
     esac
 done
 @OFFERS@
+if [ -n "$names" ] && [ "${words[CURRENT]#-}" = "${words[CURRENT]}" ]; then
+    offered+=" $(@NAME@ @COMPLETE@ "$names" "${words[CURRENT]}" "${(@)words[2,CURRENT-1]}" 2>/dev/null)"
+fi
 compadd -- ${=offered} && nothing=0
 [ -n "$files" ] && _files && nothing=0
 return nothing
@@ -84,6 +98,8 @@ def offer(action: argparse.Action) -> str:
     """Return the assignment by which the shell offers the values of this option or argument."""
     if action.choices is not None and not isinstance(action, argparse._SubParsersAction):
         return f"offered='{' '.join(map(str, action.choices))}'"
+    if name := NAMES.get(str(action.metavar)):
+        return f"names='{name}'"
     return "files=1" if action.type is Path else ":"
 
 
@@ -107,13 +123,15 @@ def words(parser: argparse.ArgumentParser) -> Iterator[str]:
     """Yield the cases for all other words: commands, options, and the values of arguments."""
     for at, inner in walk(parser):
         found = [*subcommands(inner)]
-        files = False
+        files, names = False, []
         for action in inner._actions:
             found += action.option_strings
             if not action.option_strings and not isinstance(action, argparse._SubParsersAction):
                 found += map(str, action.choices or ())
                 files = files or action.type is Path
-        yield f"'{at}') offered='{' '.join(found)}'{' files=1' if files else ''} ;;"
+                names += filter(None, [NAMES.get(str(action.metavar))])
+        also = (" files=1" if files else "") + (f" names='{','.join(names)}'" if names else "")
+        yield f"'{at}') offered='{' '.join(found)}'{also} ;;"
 
 
 def completion(template: str, name: str, parser: argparse.ArgumentParser) -> str:
@@ -127,6 +145,7 @@ def completion(template: str, name: str, parser: argparse.ArgumentParser) -> str
     for key, lines in blocks.items():
         ((indented, depth),) = re.findall(rf"^(( *)@{key}@)$", template, flags=re.M)
         template = template.replace(indented, "\n".join(depth + line for line in lines))
+    template = template.replace("@COMPLETE@", completing.COMMAND)
     return template.replace("@FUNCTION@", "_" + name.replace("-", "_")).replace("@NAME@", name)
 
 

@@ -22,7 +22,7 @@ os.environ["COLUMNS"] = "10000"  # each usage in one line
 
 from infranetes import service as node
 from infranetes.ctl import cli as ctl
-from infranetes.ctl import config_files
+from infranetes.ctl import config_files, kubectl
 from infranetes.flexvolume import cli as flexvolume
 from infranetes.publish import command as guest
 from infranetes_common import __version__, config_reference
@@ -35,7 +35,6 @@ from vmserver.containers.machine.provider import MachineConfig
 from vmserver.containers.oci.config import OciConfig
 from vmserver.containers.systemd.config import SystemdConfig
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 CONTAINERS = {"docker": DockerConfig, "oci": OciConfig, "systemd": SystemdConfig, "machine": MachineConfig}
 DROP_INS = """\
 Beside the file, FILE.d/*.toml is read too, in the order of names. A key of a later file wins; tables are
@@ -105,9 +104,11 @@ def commands_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse
     """Yield the help and the parser of each subcommand, each followed by its own subcommands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            words = {each.dest: each.help or "" for each in action._choices_actions}
+            words = {each.dest.partition(" ")[0]: each.help or "" for each in action._choices_actions}
             for name, inner in action.choices.items():
-                yield words.get(name, ""), inner
+                if name not in words:
+                    continue  # an alias
+                yield words[name], inner
                 yield from commands_of(inner)
 
 
@@ -141,6 +142,13 @@ def ctl_page() -> str:
     return command_page(
         ctl.parser(), "ask this node's infranetes daemon about its virtual machines", sections
     )
+
+
+def kubectl_page() -> str:
+    parser = kubectl.parser()
+    sections = [exit_status(parser)]
+    parser.prog = "kubectl-infranetes"  # the file's name
+    return command_page(parser, "show what the daemons of a cluster know of its pods", sections)
 
 
 def guest_page() -> str:
@@ -242,7 +250,7 @@ def node_config_page() -> str:
 
 
 def agent_config_page() -> str:
-    said = PAGE.read_text(encoding="utf-8")
+    said = config_files.pages()
     tables = config_reference.tables(said, "vmserver.toml", AgentConfig, without=("providers",))
     for name, cls in CONTAINERS.items():
         tables += config_reference.tables(
@@ -254,6 +262,7 @@ def agent_config_page() -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "infranetes.8": node_page,
     "infranetes-ctl.1": ctl_page,
+    "kubectl-infranetes.1": kubectl_page,
     "infranetes-guest.1": guest_page,
     "infranetes-flexvolume.1": flexvolume_page,
     "infranetes.toml.5": node_config_page,

@@ -11,10 +11,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ReactorNotRunning
 from twisted.python import log
 
+from demo import timeline
 from demo.daemon import TREE, Daemon
 from demo.pod import WEB_PORT, Pod, processes_naming, remove_all
 from demo.report import Report
@@ -36,7 +38,8 @@ COMMAND_SECONDS = 60.0
 GONE_SECONDS = 0.5  # for an answer that is not to come, and came at once before
 PAGE = "Hello from the pod"
 WEB = f"mkdir -p /tmp/www && echo '{PAGE}' >/tmp/www/index.html && exec httpd -f -p {WEB_PORT} -h /tmp/www"
-INSIDE = "hostname; uname -sr; free -m | sed -n 2p; ip -4 -o addr show scope global"
+_DIGEST = len("sha256:") + 16  # as much of an image's as people look at
+INSIDE = "hostname; uname -sr; free -m | sed -n 2p; ip -4 -o addr show scope global | sed 's/ scope.*//'"
 
 
 def configuration(options: argparse.Namespace, registry: Registry) -> str:
@@ -90,6 +93,7 @@ class Demo:
         try:
             await self.prepare()
             await self.live()
+            await self.show_timeline()
             await self.end()
         except Exception:
             if keeping() and not self.interrupted:
@@ -131,7 +135,7 @@ class Demo:
                 cri.PullImageRequest(image=cri.ImageSpec(image=reference)), timeout=60.0
             )
             self.image = pulled.image_ref
-            step.facts.update(shown=self.image)
+            step.facts.update(shown=self.image[:_DIGEST], image=self.image)
 
     async def live(self) -> None:
         """Run the pod with two containers and look at it from the node."""
@@ -172,6 +176,14 @@ class Demo:
             await pod.fetch(PAGE, 15.0)
             self.shown["http"] = PAGE
             step.facts.update(shown=PAGE)
+
+    async def show_timeline(self) -> None:
+        """Show where the launch's time went, as `infranetes-ctl describe` has it."""
+        assert self.pod is not None
+        with self.report.step("infranetes-ctl describe default/demo, its timeline"):
+            steps = await run_in_thread(self.reactor, timeline.told, self.daemon.config, self.pod.id)
+        self.report.quote(timeline.drawn(steps))
+        self.shown["timeline"] = [attrs.asdict(each) for each in steps]
 
     async def end(self) -> None:
         """Remove the pod and prove that its VM is gone."""

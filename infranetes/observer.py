@@ -31,6 +31,7 @@ class LaunchKind(enum.Enum):
 
     NEW = "new"  # a pod, whose VM is made for it
     CLAIMED = "claimed"  # a pod whose VM was there: it is the pool's, or was launched by an earlier daemon
+    STARTED = "started"  # a pod that gets a stopped VM of the pool, which is started for it
     POOL = "pool"  # a VM that will wait in the pool
 
 

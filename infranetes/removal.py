@@ -31,6 +31,7 @@ from infranetes.hostports.table import Routes, is_open, localnet_of, script, wri
 from infranetes.pods.store.states import SandboxState
 from infranetes.pods.store.store import FILE
 from infranetes.providers.cloud.interface import TOKEN
+from infranetes.providers.qemu.cgroups import placement
 from infranetes.providers.qemu.host import uids
 from infranetes.providers.qemu.network import bridge
 from infranetes.providers.qemu.program.process import pids_by_argument
@@ -95,6 +96,29 @@ def end_vms(state_dir: Path) -> int:
     if troubles:
         raise Unavailable("; ".join(troubles))
     return ran
+
+
+def end_slice(state_dir: Path) -> None:
+    """Have systemd forget the slice in which VMs were that count in no pod, which it keeps when it is empty.
+
+    One in which there still are VMs is another daemon's, too, and stays.
+
+    :raise Unavailable: systemd does not end it."""
+    if not placement.BOOTED.is_dir() or shutil.which("systemctl") is None:
+        return
+    until = time.monotonic() + _END_SECONDS
+    while _systemd("list-units", "--no-legend", "--plain", f"{placement.SCOPES}*.scope").strip():
+        if time.monotonic() > until:
+            return
+        time.sleep(_PAUSE)
+    if _systemd("show", "--property=ActiveState", placement.SLICE).strip() == b"ActiveState=active":
+        _systemd("stop", placement.SLICE)
+
+
+def _systemd(*words: str) -> bytes:
+    # The installer's container sees the node's systemd from the node's root, which is not its own.
+    command = Command(("systemctl", *words), _COMMAND_SECONDS, environment={"SYSTEMD_IGNORE_CHROOT": "1"})
+    return thd_check(command)
 
 
 def remove_network(state_dir: Path) -> None:
@@ -209,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except sqlite3.Error as error:
         _say(f"VMs at clouds may still run: {state_dir / FILE} can't be read: {error}")
         failed = True
-    for step in (end_vms, remove_network):
+    for step in (end_vms, end_slice, remove_network):
         try:
             step(state_dir)
         except (OSError, ValueError, InfranetesError) as error:

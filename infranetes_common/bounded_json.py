@@ -10,15 +10,18 @@ import json
 from typing import Any
 
 MOST_VALUES = 100_000  # that a document may have; parsed, as many take 10 MiB at most
+MOST_LEVELS = 200  # of values within values; Python's own limit depends on its version and its stack
 
 
 def loads(document: bytes | bytearray | str, most: int = MOST_VALUES) -> Any:  # Any: not checked yet
     """Parse a document. :raise ValueError: it is not JSON, too deep, or may have more than `most` values."""
     check(document, most)
     try:
-        return json.loads(document)
+        value = json.loads(document)
     except RecursionError:
-        raise ValueError("JSON that is too deep") from None
+        raise _too_deep() from None
+    _check_levels(value)
+    return value
 
 
 def check(document: bytes | bytearray | str, most: int = MOST_VALUES) -> None:
@@ -31,3 +34,23 @@ def check(document: bytes | bytearray | str, most: int = MOST_VALUES) -> None:
         count = sum(map(document.count, (b",", b"[", b"{")))
     if count > most:
         raise ValueError(f"JSON with up to {count} values, where {most} are allowed")
+
+
+def _check_levels(value: object) -> None:
+    level: list[dict[str, object] | list[object]] = _outer([value])
+    for _ in range(MOST_LEVELS - 1):
+        inner: list[object] = []
+        for outer in level:
+            inner += outer.values() if isinstance(outer, dict) else outer
+        if not (level := _outer(inner)):
+            return
+    if level:
+        raise _too_deep()
+
+
+def _outer(values: list[object]) -> list[dict[str, object] | list[object]]:
+    return [value for value in values if isinstance(value, (dict, list))]
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"JSON of more than {MOST_LEVELS} levels")

@@ -51,8 +51,12 @@ from infranetes_common.processes import ProcessEnd, kill_family
 from infranetes_common.reactors import IReactor
 from infranetes_common.redaction import end_of, redacted_beginning, redacted_end
 
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""$PATH of every process for which none is configured."""
+_PROGRAMS = os.environ.get("INFRANETES_PROGRAMS", "")
+PATH = ":".join(filter(None, (_PROGRAMS, "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")))
+"""$PATH of every process for which none is configured.
+
+$INFRANETES_PROGRAMS names directories that are looked at first: those of a daemon that brings programs of its
+own, as the tree in /opt/infranetes does."""
 ENVIRONMENT = {"PATH": PATH, "LC_ALL": "C.UTF-8"}
 MAX_OUTPUT = 16 << 20
 MAX_MESSAGES = 16 * 1024  # bytes of stderr that are kept

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A reference of all keys of a configuration file, with their defaults and meanings.
 
-Keys and defaults come from the configuration classes, the words from the tables in docs/configuration.md.
+Keys and defaults come from the configuration classes, the words from the tables in docs/configuration*.md.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def rows(page: str, heading: str) -> Mapping[str, Row]:
 
 
 def section(page: str, heading: str) -> str:
-    """Return the text below a `## heading` of the page.
+    """Return the text below a `## heading` of the page, or of several that follow each other.
 
     :raise LookupError: there is no such heading."""
-    found = re.search(rf"^## {re.escape(heading)}$(.*?)(?=^## |\Z)", page, flags=re.M | re.S)
+    found = re.search(rf"^## {re.escape(heading)}$(.*?)(?=^##? |\Z)", page, flags=re.M | re.S)
     if found is None:
         raise LookupError(f"no heading {heading!r}")
     return found[1]

@@ -66,14 +66,16 @@ class Scripts:
     """Runs scripts in a network namespace.
 
     :param namespace: its name; none: the process's own.
+    :param library: whether the library may be used. It reads others' tables too, and one that a newer
+        release has made can crash it, and with it the process.
     """
 
-    def __init__(self, reactor: IReactor, namespace: str = "") -> None:
+    def __init__(self, reactor: IReactor, namespace: str = "", *, library: bool = True) -> None:
         self._reactor = reactor
         self._namespace = namespace
         self._lock = DeferredLock()
         self._library: Library | None = None
-        self._missing = False
+        self._missing = not library
 
     async def run(self, script: str) -> None:
         """Run a script, which is one transaction. :raise InfranetesError: why that fails."""

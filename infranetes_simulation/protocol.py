@@ -14,7 +14,8 @@ Operations
 ----------
 ``boot``
     Start a VM; answers at once, the VM pending. ``id``: 1 to 64 of ``[0-9a-z-]``, the idempotency key:
-    booting an id that is there answers with that VM and changes nothing. ``identity``: the object of
+    booting an id that is there answers with that VM and changes nothing, unless it is stopped: it is started
+    then, with this identity, delay and behaviour. ``identity``: the object of
     `infranetes_common.identity` (its ``listen`` is replaced by a port of the farm's choice on
     127.0.0.1; clock, hostname and network are left alone: the machine is shared). ``tags``: an object
     kept with the VM and shown with it, at most 16 KiB; of them ``images`` is ``layers``, if the VM
@@ -22,6 +23,9 @@ Operations
     is given its hostname and machine id, and takes layers; null: it shares the farm's machine.
     ``delay``: seconds until it runs (0).
     ``behaviour`` (see below) and ``after``: seconds, for dies-after.
+``halt``
+    ``id``. Turn a running VM off, which keeps its record and disk, but not its identity; answers with ``vm``,
+    stopped, once that is so. Unknown: NOT_FOUND; not running: FAILED_PRECONDITION.
 ``end``
     ``id``. Cut the power and forget the VM with all it holds; answers once that is so. Unknown: ok.
 ``get``
@@ -29,7 +33,8 @@ Operations
 ``list``
     Answers ``{"vms": [vm, …]}``, ended ones too.
 ``behave``
-    ``id``, ``behaviour``, ``after``. Change how a VM behaves from now on; connections are cut.
+    ``id``, ``behaviour``, ``after``, ``detail``: why it then ends, for dies-after. Change how a VM behaves
+    from now on; connections are cut.
 ``watch``
     From now on this connection is also sent ``{"event": "running"|"ended", "vm": {…}}`` as VMs begin
     to run, or end without ``end`` having been asked for.
@@ -40,7 +45,7 @@ A VM
 ----
 ::
 
-    {"id": "…", "sandbox_id": "…", "state": "pending"|"running"|"ended", "host": "127.0.0.1",
+    {"id": "…", "sandbox_id": "…", "state": "pending"|"running"|"stopped"|"ended", "host": "127.0.0.1",
      "port": 41234, "created_at": 1700000000.25, "behaviour": "normal", "detail": "…", "tags": {…}}
 
 ``port`` is 0 until it runs. ``created_at``: seconds since 1970 UTC. ``detail``: why it is as it is.
@@ -51,6 +56,7 @@ Behaviours
 ``never``        stays pending
 ``no-agent``     runs, its port refuses connections
 ``unreachable``  runs, its port accepts connections and says nothing
+``asleep``       as no-agent: it sleeps
 ``dies-after``   as normal; ends ``after`` seconds after it began to run
 
 A VM in namespaces of its own runs a moment before its agent answers, as in a cloud.
@@ -64,9 +70,10 @@ from typing import TypedDict
 MAX_REQUEST = 128 * 1024  # bytes of a line to the farm
 MAX_ANSWER = 16 * 1024 * 1024  # bytes of a line from it
 
-PENDING, RUNNING, ENDED = "pending", "running", "ended"
+PENDING, RUNNING, STOPPED, ENDED = "pending", "running", "stopped", "ended"
 NORMAL, NEVER, NO_AGENT, UNREACHABLE, DIES_AFTER = "normal", "never", "no-agent", "unreachable", "dies-after"
-BEHAVIOURS = (NORMAL, NEVER, NO_AGENT, UNREACHABLE, DIES_AFTER)
+ASLEEP = "asleep"
+BEHAVIOURS = (NORMAL, NEVER, NO_AGENT, UNREACHABLE, DIES_AFTER, ASLEEP)
 
 IMAGES_TAG, LAYERS, ARCHIVES = "images", "layers", "archives"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from h2.events import Event, InformationalResponseReceived, ResponseReceived, TrailersReceived
 from h2.utilities import HeaderValidationFlags, validate_headers
-from hpack import Decoder, Encoder, OversizedHeaderListError
+from hpack import Decoder, Encoder, HeaderTuple, OversizedHeaderListError
 
 from txgrpc.metadata import Headers, header_list_size
 
@@ -28,7 +28,7 @@ class _Entries(list[tuple[bytes, bytes]]):
 
     def appendleft(self, entry: tuple[bytes, bytes]) -> None:
         """Add the newest entry."""
-        self.insert(0, entry)
+        self.insert(0, (bytes(entry[0]), bytes(entry[1])))  # not a view, which keeps its block
 
 
 def _with_list(table: Any) -> None:  # Any: hpack's table has a deque
@@ -85,6 +85,11 @@ def _literal(name: bytes, value: bytes) -> bytes:
     return b"\0%c%b%c%b" % (len(name), name, len(value), value)
 
 
+def _of_bytes(field: HeaderTuple) -> HeaderTuple:
+    """Return a field whose name and value are bytes. hpack 4.0 leaves views of a block in a literal."""
+    return field if type(field[0]) is type(field[1]) is bytes else type(field)(*map(bytes, field))
+
+
 class ReceivedHeaders(list[tuple[bytes, bytes]]):
     """A list of headers that a peer sent. Nothing changes it: it may come again.
 
@@ -137,8 +142,8 @@ class RememberingDecoder(Decoder):
             at += 1
         if at < len(data):
             if data[at] & 0xE0 == 0x20:  # hpack is to see that a change of size does not come first
-                return list(super().decode(data, raw=True))
-            headers += super().decode(data[at:], raw=True)
+                return [_of_bytes(each) for each in super().decode(data, raw=True)]
+            headers += [_of_bytes(each) for each in super().decode(data[at:], raw=True)]
         if header_list_size(headers) > self.max_header_list_size:
             raise OversizedHeaderListError(f"a list of headers over {self.max_header_list_size} bytes")
         return headers

@@ -45,7 +45,7 @@ def _encode_value(name: str, value: str | bytes) -> bytes:
         raise TypeError(f"metadata {name!r} takes text; name it {name}-bin to send bytes")
     if not _TEXT.fullmatch(value):
         raise ValueError(f"metadata {name!r} has a value that is not printable ASCII")
-    return value.encode("ascii")
+    return value.strip(" ").encode("ascii")  # spaces at the ends may be left out, and HTTP/2 forbids them
 
 
 def decode_metadata(headers: Iterable[tuple[bytes, bytes]]) -> Metadata:
@@ -79,12 +79,20 @@ def decode_binary(value: bytes) -> bytes:
 
 def encode_message(text: str) -> bytes:
     """grpc-message: UTF-8 with everything but printable ASCII percent-encoded, of bounded length."""
-    encoded = quote(text, safe=_PLAIN, errors="replace").encode("ascii")
+    encoded = _quoted(text)
     if len(encoded) <= MAX_MESSAGE_BYTES:
         return encoded
     # Drop the rest of an escape %XX, or of a character's bytes, that the cut has split.
     kept = unquote_to_bytes(re.sub(rb"%[0-9A-F]?$", b"", encoded[: MAX_MESSAGE_BYTES - 3]))
-    return quote(kept.decode("utf-8", "ignore") + "...", safe=_PLAIN).encode("ascii")
+    return _quoted(kept.decode("utf-8", "ignore") + "...")
+
+
+def _quoted(text: str) -> bytes:
+    # Spaces at the ends are encoded, too: HTTP/2 forbids them there (RFC 9113, 8.2.1), and peers hang up.
+    encoded = quote(text, safe=_PLAIN, errors="replace").encode("ascii")
+    inner = encoded.strip(b" ")
+    before = len(encoded) - len(encoded.lstrip(b" "))
+    return b"%20" * before + inner + b"%20" * (len(encoded) - len(inner) - before)
 
 
 def decode_message(value: bytes) -> str:

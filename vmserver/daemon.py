@@ -132,6 +132,7 @@ class Vmserver(Service):
             own_machine=own_machine,
             find_notice=self._make_find_notice() if own_machine else None,
             guard=guard,
+            port=lambda: self._listener.port,
         )
         service = self._agent.service
         limits = Limits(connection_window=CONNECTION_WINDOW, max_frame=MAX_FRAME)
@@ -176,6 +177,7 @@ class Vmserver(Service):
         await self._choice.recall()  # whose mounts the machine's services have to see, perhaps
         await self._agent.restore()
         await self._choice.start()
+        await self._agent.restore_hold()
         await self._identity.restore()
         if self._source is None:
             return
@@ -231,7 +233,8 @@ class Vmserver(Service):
             return IdentityFile(self._reactor, config.path, accept)
         if config.source == configuration.CERTIFICATE:
             return CertificateFiles(self._reactor, Path(config.cert), Path(config.key), accept)
-        waiting = lambda: not self._identity.sandbox_id  # noqa: E731
+        holding = self._agent.holding
+        waiting = lambda: not self._identity.sandbox_id or (holding is not None and holding.leaving)  # noqa: E731
         if config.source in configuration.CLOUDS:
             kept = configuration.USER_DATA if config.path == configuration.DEFAULT_CHANNEL else config.path
             return CloudIdentity(

@@ -118,7 +118,10 @@ class PodSettings:
 def _sysctls(config: cri.PodSandboxConfig) -> list[tuple[str, str]]:
     if len(config.linux.sysctls) > _MAX_SYSCTLS:
         raise InvalidArgument(f"linux.sysctls: more than {_MAX_SYSCTLS}")
-    return sorted(config.linux.sysctls.items())
+    # One that was copied from sysctl(8) has tabs in it, one that is a block of YAML has the end of a line.
+    return sorted(
+        (name, value.rstrip("\n").replace("\t", " ")) for name, value in config.linux.sysctls.items()
+    )
 
 
 def _dotted(name: str) -> str:

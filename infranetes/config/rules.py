@@ -33,8 +33,13 @@ def faults(config: Config) -> Iterator[str]:
     for name, handler in config.handlers.items():
         if handler.network == CNI:
             yield from _of_cni(config, name)
+        if handler.tenant and config.side_of(name) not in config.offered_sides:
+            provider = config.provider_of(name)
+            yield f"handlers.{name}.tenant: there is no table providers.{provider}.tenants.{handler.tenant}"
     if config.kubernetes.network_policies and not config.kubernetes.kubeconfig:
         yield ("kubernetes.network_policies: they are read from the API server: set kubernetes.kubeconfig")
+    if config.metrics.kubectl_audience and not config.kubernetes.kubeconfig:
+        yield ("metrics.kubectl_audience: the API server says what users may see: set kubernetes.kubeconfig")
     if config.parallel_agents < 1:
         yield "parallel_agents: at least 1 is needed"
     yield from streaming_faults(config.streaming)

@@ -21,7 +21,9 @@ from infranetes.images.machine.config import MachineImageConfig
 from infranetes.machines.pool_config import PoolConfig
 from infranetes.monitoring.config import MetricsConfig
 from infranetes.overlay.config import OverlayConfig
+from infranetes.pods.keeping.config import KeptConfig
 from infranetes.pods.node.handler_config import IMAGE_PROVIDERS, MACHINE, HandlerConfig
+from infranetes.providers import tenants
 from infranetes.providers.annotations import CONTAINER_PROVIDERS, NETWORKS
 from infranetes.streaming.config import StreamingConfig
 from infranetes.tracing.config import TracingConfig
@@ -172,6 +174,7 @@ class Config:
         factory=dict, metadata=outside.names(lambda images: machine_images.look(images))
     )
     images: ImagesConfig = attrs.field(factory=ImagesConfig)
+    kept: KeptConfig = attrs.field(factory=KeptConfig)
     volumes: VolumesConfig = attrs.field(factory=VolumesConfig)
     kubernetes: KubernetesConfig = attrs.field(factory=KubernetesConfig)
     overlay: OverlayConfig = attrs.field(factory=OverlayConfig)
@@ -202,6 +205,23 @@ class Config:
     def kind_of(self, handler: str) -> str:
         """The kind of a handler's pods."""
         return (self.handlers[handler].images if handler in self.handlers else "") or self.kind
+
+    def side_of(self, handler: str) -> str:
+        """The name of what makes a handler's VMs: its provider, or a tenant of that."""
+        tenant = self.handlers[handler].tenant if handler in self.handlers else ""
+        return tenants.side_name(self.provider_of(handler), tenant)
+
+    @property
+    def offered_sides(self) -> tuple[str, ...]:
+        """The names of all providers that make VMs, the node's own first, and of their tenants."""
+        every = self.offered_providers
+        its = [(each, tenants.tables(self.providers.get(each, {}))) for each in every]
+        return (*every, *(tenants.side_name(each, tenant) for each, found in its for tenant in found))
+
+    @property
+    def has_tenants(self) -> bool:
+        """Whether a provider that makes VMs has tenants."""
+        return self.offered_sides != self.offered_providers
 
     @property
     def offered_providers(self) -> tuple[str, ...]:

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The call of ``proto/control.proto`` that opens a shell in a pod's VM: what goes in and out is relayed."""
+"""The calls of ``proto/control.proto`` that run a shell in a pod's VM, or a command in one of its containers.
+
+What goes in and out is relayed."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
+import attrs
 from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.control.visits import Visit, Visits, Words, vm_of
+from infranetes.control.visits import Visit, Visitor, Visits, Words, vm_of
 from infranetes.machines.sessions import SessionCall
+from infranetes.pods.containers.lifelog import log_command
 from infranetes.pods.node.inventory import Inventory, Sandbox
-from infranetes.pods.node.meant import present_sandbox
+from infranetes.pods.node.meant import present_sandbox, running_container
 from infranetes.pods.store.states import SandboxState
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, to_grpc
@@ -24,7 +28,7 @@ from txgrpc import Call, GrpcError
 
 MAX_CHUNK_BYTES = 256 * 1024  # of input in one message: an agent takes no more
 AHEAD_BYTES = 512 * 1024  # the most that the caller may send before the agent has taken it
-MAX_SHELLS = 32  # shells of the whole node at a time; an agent has a limit of its own
+MAX_SHELLS = 32  # shells of the whole node at a time, and as many commands; an agent has a limit of its own
 
 _log = Logger()
 _WORDS = Words(
@@ -36,41 +40,64 @@ _WORDS = Words(
     too_many="{most} shells are open on this node already: leave one of them",
     stopping="enter the pod again once it has started",
 )
+_COMMAND_WORDS = Words(
+    _log,
+    refused="",  # never is
+    opened="infranetes-ctl runs a command in a container of pod {pod} in VM {vm}",
+    ended="the command of infranetes-ctl in VM {vm} of pod {pod} has ended after {seconds} s: {why}",
+    may_not="",
+    too_many="{most} commands of infranetes-ctl run on this node already: end one of them",
+    stopping="run the command again once it has started",
+)
 
 Requests = AsyncIterator[control.EnterPodRequest]
 
 
 class EnterCalls(ControlShellRpcs):
-    """Opens shells in pods' VMs.
+    """Opens shells in pods' VMs, and runs commands in their containers.
 
-    :param allowed: whether the configuration allows it now.
+    :param allowed: whether the configuration allows shells now.
     """
 
     def __init__(self, clock: IReactorTime, inventory: Inventory, allowed: Callable[[], bool]) -> None:
         self._inventory = inventory
-        self._visits = Visits(clock, allowed, MAX_SHELLS, _WORDS)
+        self._shells = Visits(clock, allowed, MAX_SHELLS, _WORDS)
+        self._commands = Visits(clock, lambda: True, MAX_SHELLS, _COMMAND_WORDS)
 
     async def EnterPod(self, requests: Requests, call: Call) -> AsyncIterator[control.EnterPodResponse]:
-        call.receive_ahead(AHEAD_BYTES)
-        visitor = self._visits.admit(call)
-        first = await self._visits.first(requests)
-        if first is None or first.WhichOneof("input") != "start":
-            raise InvalidArgument("the first message has to be the start")
-        self._visits.check_room()
-        sandbox = self._meant(first.start.pod)
-        shell = sandbox.agent().shell()
-        try:
-            with self._visits.opened(sandbox, visitor, shell.cancel) as visit:
-                serving = self._serve(sandbox, shell, visit, first.start, requests)
-                async with aclosing(serving) as answers:
-                    async for answer in answers:
-                        yield answer
-        finally:
-            shell.cancel()
+        visitor, wanted = await _begun(self._shells, requests, call)
+        sandbox = self._meant(wanted.pod)
+        begin = vmserver.SessionStart(
+            command=wanted.command, tty=wanted.tty, stdin=True, stdout=True, stderr=True, term=wanted.term
+        )
+        session = _Session(sandbox, sandbox.agent().shell(), begin)
+        async with aclosing(_relay(self._shells, visitor, session, requests)) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def ExecPod(self, requests: Requests, call: Call) -> AsyncIterator[control.EnterPodResponse]:
+        visitor, wanted = await _begun(self._commands, requests, call)
+        if not wanted.command:
+            raise InvalidArgument("there is no command: infranetes-ctl exec POD -- COMMAND")
+        container = running_container(self._inventory, wanted.pod, wanted.container)
+        log_command(container, list(wanted.command), "is run by infranetes-ctl")
+        begin = vmserver.SessionStart(
+            id=container.id,
+            command=wanted.command,
+            tty=wanted.tty,
+            stdin=not wanted.no_stdin,
+            stdout=True,
+            stderr=not wanted.tty,
+        )
+        session = _Session(container.sandbox, container.sandbox.agent().exec(), begin)
+        async with aclosing(_relay(self._commands, visitor, session, requests)) as answers:
+            async for answer in answers:
+                yield answer
 
     def stop(self) -> None:
-        """End all shells, because the daemon stops."""
-        self._visits.stop()
+        """End all shells and commands, because the daemon stops."""
+        self._shells.stop()
+        self._commands.stop()
 
     def _meant(self, pod: str) -> Sandbox:
         """Return the sandbox whose VM is meant. :raise FailedPrecondition: it has none, or is not ready."""
@@ -81,42 +108,74 @@ class EnterCalls(ControlShellRpcs):
             )
         return meant
 
-    async def _serve(
-        self,
-        sandbox: Sandbox,
-        shell: SessionCall,
-        visit: Visit,
-        wanted: control.EnterPodStart,
-        requests: Requests,
-    ) -> AsyncGenerator[control.EnterPodResponse, None]:
-        feeding = start(_feed(shell, wanted, requests))
-        feeding.addErrback(_broken, visit)
-        try:
-            yield control.EnterPodResponse(begun=vm_of(sandbox))
-            async with aclosing(sandbox.agent().shell_output(shell)) as output:
-                async for message in output:
-                    if message.WhichOneof("output") is None:
-                        continue
-                    if message.HasField("end"):
-                        visit.exit_code = message.end.exit_code
-                        visit.why = f"exit code {visit.exit_code}"
-                    yield _answer(message)
-        except InfranetesError as error:
-            visit.why = str(visit.error or error)
-            raise to_grpc(visit.error or error) from None  # a status: a VM's wrong answer is not our fault
-        finally:
-            feeding.cancel()
+
+@attrs.frozen
+class _Session:
+    """A shell or a command. :ivar begin: the first message to the agent."""
+
+    sandbox: Sandbox
+    call: SessionCall
+    begin: vmserver.SessionStart
 
 
-async def _feed(call: SessionCall, wanted: control.EnterPodStart, requests: Requests) -> None:
+async def _begun(visits: Visits, requests: Requests, call: Call) -> tuple[Visitor, control.EnterPodStart]:
+    """Return who calls, and what is wanted.
+
+    :raise PermissionDenied: nobody may. :raise InvalidArgument: the first message is no start.
+    :raise ResourceExhausted: there are as many as may be."""
+    call.receive_ahead(AHEAD_BYTES)
+    visitor = visits.admit(call)
+    first = await visits.first(requests)
+    if first is None or first.WhichOneof("input") != "start":
+        raise InvalidArgument("the first message has to be the start")
+    visits.check_room()
+    return visitor, first.start
+
+
+async def _relay(
+    visits: Visits, visitor: Visitor, session: _Session, requests: Requests
+) -> AsyncGenerator[control.EnterPodResponse, None]:
+    try:
+        with visits.opened(session.sandbox, visitor, session.call.cancel) as visit:
+            async with aclosing(_serve(session, visit, requests)) as answers:
+                async for answer in answers:
+                    yield answer
+    finally:
+        session.call.cancel()
+
+
+async def _serve(
+    session: _Session, visit: Visit, requests: Requests
+) -> AsyncGenerator[control.EnterPodResponse, None]:
+    feeding = start(_feed(session, requests))
+    feeding.addErrback(_broken, visit)
+    try:
+        yield control.EnterPodResponse(begun=vm_of(session.sandbox))
+        async with aclosing(session.sandbox.agent().shell_output(session.call)) as output:
+            async for message in output:
+                if message.WhichOneof("output") is None:
+                    continue
+                if message.HasField("end"):
+                    visit.exit_code = message.end.exit_code
+                    visit.why = f"exit code {visit.exit_code}"
+                yield _answer(message)
+    except InfranetesError as error:
+        visit.why = str(visit.error or error)
+        raise to_grpc(visit.error or error) from None  # a status: a VM's wrong answer is not our fault
+    finally:
+        feeding.cancel()
+
+
+async def _feed(session: _Session, requests: Requests) -> None:
     """Pass the input on, as fast as the agent takes it."""
-    begin = vmserver.SessionStart(
-        command=wanted.command, tty=wanted.tty, stdin=True, stdout=True, stderr=True, term=wanted.term
-    )
-    await call.send(vmserver.SessionInput(start=begin))
+    call = session.call
+    await call.send(vmserver.SessionInput(start=session.begin))
+    if not session.begin.stdin and not session.begin.tty:
+        await call.done_sending()
+        return
     async for request in requests:
         kind = request.WhichOneof("input")
-        if kind == "stdin":
+        if kind == "stdin" and session.begin.stdin:
             if len(request.stdin) > MAX_CHUNK_BYTES:
                 raise InvalidArgument(f"a message of more than {MAX_CHUNK_BYTES} bytes")
             await call.send(vmserver.SessionInput(stdin=request.stdin))

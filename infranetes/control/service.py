@@ -23,7 +23,7 @@ from infranetes.pods.node.refusals import refusals
 from infranetes.pods.node.sides import ProviderSide
 from infranetes.pods.reconcile import Orphan, Reconciler
 from infranetes.pods.store.records import SandboxRecord
-from infranetes.pods.store.states import WITH_VM, SandboxState
+from infranetes.pods.store.states import WITH_VM, ContainerState, SandboxState
 from infranetes.pods.vm.guest_view import way_of
 from infranetes.pods.vm.vm_size import recorded_size
 from infranetes.providers.interface import Console, IHasConsoles, Instance, Size
@@ -112,6 +112,8 @@ def shown_pod(node: NodeContext, sandbox: Sandbox) -> control.Pod:
     pod = recorded_pod(record, sandbox.config.metadata)
     pod.message = redacted(sandbox.trouble)
     pod.containers = len(sandbox.containers)
+    pod.running = sum(each.state is ContainerState.RUNNING for each in sandbox.containers.values())
+    pod.labels.update(sandbox.config.labels)
     pod.agent = sandbox.watch.reach.value if sandbox.watch is not None else ""
     pod.way = way_of(sandbox)
     pod.provider = node.providers.side_of(record).name

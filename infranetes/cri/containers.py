@@ -19,8 +19,6 @@ from infranetes_common.wire import cri
 from infranetes_common.wire.cri_rpcs import RuntimeContainerRpcs, RuntimeExecRpcs
 from txgrpc import Call
 
-MAX_EXEC_SECONDS = 86400
-
 
 class ContainerCalls(RuntimeContainerRpcs):
     """The calls that change, show and list containers. `pods.Containers` decides; this class translates."""
@@ -48,7 +46,7 @@ class ContainerCalls(RuntimeContainerRpcs):
         return cri.StartContainerResponse()
 
     async def StopContainer(self, request: cri.StopContainerRequest, call: Call) -> cri.StopContainerResponse:
-        grace = validate.seconds(request.timeout, "timeout")
+        grace = validate.seconds(max(request.timeout, 0), "timeout")  # other runtimes kill it, too
         await self._containers.stop(request.container_id, grace, before_deadline(call))
         return cri.StopContainerResponse()
 
@@ -126,7 +124,7 @@ class ExecCalls(RuntimeExecRpcs):
 
     async def ExecSync(self, request: cri.ExecSyncRequest, call: Call) -> cri.ExecSyncResponse:
         words = validate.command(request.cmd)
-        timeout = validate.seconds(request.timeout, "timeout", MAX_EXEC_SECONDS)
+        timeout = validate.seconds(request.timeout, "timeout")
         limit = call.time_remaining() if call.deadline is not None else None
         result = await self._containers.exec_sync(request.container_id, words, timeout, limit)
         return cri.ExecSyncResponse(stdout=result.stdout, stderr=result.stderr, exit_code=result.exit_code)

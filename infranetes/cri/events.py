@@ -132,9 +132,7 @@ class EventCalls(RuntimeEventRpcs):
             container_id=sandbox.id if container is None else container.id,
             container_event_type=_TYPES[what],
             created_at=self._now(),
-            containers_statuses=[
-                translate.container_status(one) for one in sandbox.containers.values() if one.shown
-            ],
+            containers_statuses=translate.container_statuses(sandbox),
         )
         if what is not EventType.DELETED or container is not None:
             event.pod_sandbox_status.CopyFrom(translate.sandbox_status(sandbox))

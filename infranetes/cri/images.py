@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import attrs
 
@@ -40,9 +40,12 @@ def to_cri(image: Image) -> cri.Image:
 class ImageService(ImageRpcs):
     """The ImageService, with one method per RPC.
 
-    An image's `image_ref` is its id, as in container statuses."""
+    An image's `image_ref` is its id, as in container statuses.
+
+    :ivar kept_bytes: returns what kept states take, from which pods start as they do from images."""
 
     store: ImageStore | CatalogueStore | CatalogueSet | SeveralStores
+    kept_bytes: Callable[[], int] = lambda: 0
 
     async def ListImages(self, request: cri.ListImagesRequest, call: Call) -> cri.ListImagesResponse:
         return cri.ListImagesResponse(images=[to_cri(image) for image in self._selected(request.filter)])
@@ -98,7 +101,7 @@ class ImageService(ImageRpcs):
         return cri.RemoveImageResponse()
 
     async def ImageFsInfo(self, request: cri.ImageFsInfoRequest, call: Call) -> cri.ImageFsInfoResponse:
-        """Return the disk space that the image store uses.
+        """Return the disk space that the image store and kept states use.
 
         Containers write to their VMs' disks. The image store is also reported as their filesystem: kubelet
         requires one, and would take another one for a split disk."""
@@ -106,7 +109,7 @@ class ImageService(ImageRpcs):
         response = cri.ImageFsInfoResponse()
         entry = response.image_filesystems.add(timestamp=usage.timestamp_nanos)
         entry.fs_id.mountpoint = usage.path
-        entry.used_bytes.value = usage.used_bytes
+        entry.used_bytes.value = usage.used_bytes + self.kept_bytes()
         entry.inodes_used.value = usage.inodes_used
         response.container_filesystems.add().CopyFrom(entry)
         return response

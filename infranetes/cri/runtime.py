@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from infranetes.cri.checkpoints import CheckpointCalls
 from infranetes.cri.containers import ContainerCalls, ExecCalls
 from infranetes.cri.events import EventCalls
 from infranetes.cri.sandboxes import SandboxCalls
@@ -10,6 +11,7 @@ from infranetes.cri.stats import StatsCalls
 from infranetes.cri.status import Settings, StatusCalls
 from infranetes.cri.streaming import StreamingCalls, Url, no_url
 from infranetes.pods.containers.containers import Containers
+from infranetes.pods.keeping.checkpoints import Checkpoints
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.streams import Streams
@@ -31,6 +33,7 @@ class RuntimeService:
         node: NodeContext,
         sandboxes: Sandboxes,
         containers: Containers,
+        checkpoints: Checkpoints,
         handlers: tuple[str, ...] = (),
         cgroup_driver: str = "systemd",
         url: Url = no_url,
@@ -46,5 +49,5 @@ class RuntimeService:
             StreamingCalls(Streams(sandboxes, containers), url),
             StatsCalls(node.clock, listing, node.providers, sandboxes, containers),
             self.events,
-            checkpoint=None,
+            CheckpointCalls(checkpoints),
         )

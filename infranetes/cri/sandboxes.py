@@ -75,8 +75,12 @@ class SandboxCalls(RuntimeSandboxRpcs):
         self, request: cri.PodSandboxStatusRequest, call: Call
     ) -> cri.PodSandboxStatusResponse:
         sandbox = self._sandboxes.lookup(request.pod_sandbox_id)
+        await self._listing.refresh([sandbox])
+        # A kubelet that follows events takes the pod's containers from here if there is a time.
         response = cri.PodSandboxStatusResponse(
-            status=translate.sandbox_status(sandbox), timestamp=nanoseconds(self._clock)
+            status=translate.sandbox_status(sandbox),
+            containers_statuses=translate.container_statuses(sandbox),
+            timestamp=nanoseconds(self._clock),
         )
         if request.verbose:
             guest = await look(self._clock, self._providers, sandbox)

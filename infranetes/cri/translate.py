@@ -154,6 +154,11 @@ def container_status(container: Container) -> cri.ContainerStatus:
     return status
 
 
+def container_statuses(sandbox: Sandbox) -> list[cri.ContainerStatus]:
+    """Return the status of each container of a sandbox that lists show."""
+    return [container_status(one) for one in sandbox.containers.values() if one.shown]
+
+
 def _image(config: cri.ContainerConfig) -> cri.ImageSpec:
     """Return the image as the user named it: kubelet resolves that to an id, but sends the name too."""
     spec = cri.ImageSpec()

@@ -18,7 +18,7 @@ from infranetes_common.wire import cri
 MAX_NAME = 253
 MAX_CONFIG = 1024 * 1024  # bytes of a serialized configuration
 MAX_COMMAND = 1024 * 1024
-MAX_GRACE = 7 * 86400  # seconds; a pod's terminationGracePeriodSeconds may be long, not endless
+FOREVER = 2**31 - 1  # seconds; Kubernetes bounds neither a pod's grace period nor a probe's time
 
 _LABEL = r"[0-9A-Za-z](?:[0-9A-Za-z-]{0,61}[0-9A-Za-z])?"
 _HOSTNAME = re.compile(rf"(?=.{{1,64}}\Z){_LABEL}(?:\.{_LABEL})*")
@@ -117,11 +117,11 @@ def _absolute(path: str, field: str) -> None:
         raise InvalidArgument(f"{field} has to be an absolute path without '..'")
 
 
-def seconds(value: int, field: str, most: int = MAX_GRACE) -> int:
-    """Return `value` if it is from 0 to `most`."""
-    if not 0 <= value <= most:
-        raise InvalidArgument(f"{field} is {value}: 0 to {most} seconds are allowed")
-    return value
+def seconds(value: int, field: str) -> int:
+    """Return `value`, or `FOREVER` if it is more than that."""
+    if value < 0:
+        raise InvalidArgument(f"{field} is {value} seconds, less than none")
+    return min(value, FOREVER)
 
 
 def command(words: Iterable[str]) -> list[str]:

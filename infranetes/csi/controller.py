@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from infranetes.csi import checks
 from infranetes.csi.checks import InFlight
 from infranetes.csi.pages import page
 from infranetes.csi.snapshots import offered, shown_source, source_of
+from infranetes.providers.tenant_volumes import PARAMETER, IOfTenants, check_source
 from infranetes.providers.volumes import (
     FLEX_PREFIX,
     ZONE,
@@ -71,14 +74,16 @@ class Controller(ControllerVolumeRpcs):
         if name.startswith(FLEX_PREFIX):
             raise InvalidArgument(f"name: what begins with {FLEX_PREFIX} is a FlexVolume's name")
         checks.capabilities(request.volume_capabilities)
-        checks.parameters(request.parameters)
+        volumes = self._among(request.parameters)
         if request.mutable_parameters:
             raise InvalidArgument("mutable_parameters: volumes have none")
         source = source_of(request, self._snapshots)
+        if source is not None:
+            check_source(volumes, source)
         await self._check_place(request.accessibility_requirements, source)
         wanted = checks.size(request.capacity_range, DEFAULT_SIZE, self._volumes.unit)
         with self._in_flight.only(name):
-            disk = await self._made(name, wanted, source, request.capacity_range)
+            disk = await self._made(volumes, name, wanted, source, request.capacity_range)
         if disk.source != source:
             raise AlreadyExists(f"volume {disk.id} exists already, and was made from another source")
         if not checks.in_range(request.capacity_range, disk.size):
@@ -121,7 +126,7 @@ class Controller(ControllerVolumeRpcs):
         response = csi.ValidateVolumeCapabilitiesResponse()
         try:
             checks.capabilities(request.volume_capabilities)
-            checks.parameters(request.parameters)
+            self._among(request.parameters)
         except InvalidArgument as error:
             response.message = str(error)
             return response
@@ -146,7 +151,7 @@ class Controller(ControllerVolumeRpcs):
         return csi.ControllerGetVolumeResponse(volume=self._shown(disk), status=status)
 
     async def GetCapacity(self, request: csi.GetCapacityRequest, call: Call) -> csi.GetCapacityResponse:
-        checks.parameters(request.parameters)
+        volumes = self._among(request.parameters)
         if request.volume_capabilities:
             try:
                 checks.capabilities(request.volume_capabilities)
@@ -155,18 +160,28 @@ class Controller(ControllerVolumeRpcs):
         segments = request.accessible_topology.segments
         if segments and dict(segments) != dict(self._volumes.topology):
             return csi.GetCapacityResponse()
-        free = await self._volumes.free()
+        free = await volumes.free()
         return csi.GetCapacityResponse(
             available_capacity=free,
             maximum_volume_size=csi.Int64Value(value=free),
             minimum_volume_size=csi.Int64Value(value=self._volumes.unit),
         )
 
+    def _among(self, parameters: Mapping[str, str]) -> IVolumes:
+        """Return the volumes among which one with these parameters of a StorageClass is made: its tenant's.
+
+        :raise InvalidArgument: a parameter does nothing, or the tenant is not the claim's."""
+        if not IOfTenants.providedBy(self._volumes):
+            checks.parameters(parameters)
+            return self._volumes
+        checks.parameters({name: value for name, value in parameters.items() if name != PARAMETER})
+        return self._volumes.of(parameters)
+
     async def _made(
-        self, name: str, size: int, source: VolumeSource | None, asked: csi.CapacityRange
+        self, volumes: IVolumes, name: str, size: int, source: VolumeSource | None, asked: csi.CapacityRange
     ) -> VolumeDisk:
         if source is None:
-            return await self._volumes.create(name, size)
+            return await volumes.create(name, size)
         assert self._snapshots is not None
         if not asked.required_bytes:  # the volume is then as large as its source
             known = self._snapshots if isinstance(source, FromSnapshot) else self._volumes

@@ -5,14 +5,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from infranetes.config import Config
-from infranetes.ctl import cli
+from infranetes.ctl import completing
+
+if TYPE_CHECKING:
+    from infranetes.config import Config
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return the exit status."""
-    return cli.main(arguments, _make)
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == [completing.COMMAND]:
+        return completing.main(given[1:])
+    # Imported late: a shell that completes a name waits for it.
+    from infranetes.ctl import cli
+
+    return cli.main(given, _make)
 
 
 def _make(config: Config, source: str) -> None:

@@ -5,16 +5,22 @@ from __future__ import annotations
 
 import argparse
 import re
+import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
 
 import attrs
 
+from infranetes.ctl.selecting import label_selector
 from infranetes.ctl.tables import at
+from infranetes.ctl.view import JSON, NAME, TEXT, WIDE, YAML
 from infranetes_common import quantities
 
 DEFAULT_CONFIG = Path("/etc/infranetes/infranetes.toml")
+
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _DESTINATION = re.compile(
     r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<v4>[0-9.]+)):(?P<port>[0-9]{1,5})(?:/(?P<protocol>tcp|udp|sctp))?"
@@ -66,6 +72,21 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def moment(text: str) -> float:
+    """Read an age or a time; return seconds since 1970 UTC. :raise ArgumentTypeError: it is neither."""
+    if re.fullmatch(r"([0-9]{1,9}(ms|[smhd]))+", text):
+        parts = re.findall(r"([0-9]+)(ms|[smhd])", text)
+        return time.time() - sum(int(number) * _UNITS[unit] for number, unit in parts)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text[:80]!r} is neither an age such as 90s, 5m or 1h30m nor a time such as "
+            "2026-01-31T12:00:00Z"
+        ) from None
+    return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+
+
 def _lines(text: str) -> int:
     """Read a number of lines. :raise ArgumentTypeError: it is none."""
     if not re.fullmatch(r"[0-9]{1,7}", text):
@@ -74,7 +95,8 @@ def _lines(text: str) -> int:
 
 
 def sizes(command: argparse.ArgumentParser) -> None:
-    """Add what the pod asks for."""
+    """Add what the pod asks for, and --output."""
+    answer(command)
     memory = _quantity(quantities.units)
     command.add_argument(
         "--cpu", type=_quantity(quantities.thousandths), default=0, metavar="CPUS", help="such as 2 or 500m"
@@ -95,7 +117,7 @@ def sizes(command: argparse.ArgumentParser) -> None:
 
 def services(command: argparse.ArgumentParser) -> None:
     """Add [POD], --service and --trace."""
-    maybe_pod(command)
+    policies(command)
     command.add_argument(
         "--service", default="", metavar="NAMESPACE/NAME", help="only the rules of this Service"
     )
@@ -111,6 +133,53 @@ def nothing(command: argparse.ArgumentParser) -> None:
     """Add no argument."""
 
 
+def answer(command: argparse.ArgumentParser) -> None:
+    """Add --output, for answers that are a document."""
+    _output(command, JSON, YAML)
+
+
+def _output(command: argparse.ArgumentParser, *forms: str) -> None:
+    words = "the form of the answer (default: for people)"
+    command.add_argument(
+        "--output", "-o", dest="form", choices=forms, default=TEXT, metavar="|".join(forms), help=words
+    )
+
+
+def _listed(command: argparse.ArgumentParser, *forms: str, ids: str) -> None:
+    """Add --output, --no-headers and --quiet. :param ids: what has the ids that --quiet lists."""
+    _output(command, *forms, JSON, YAML)
+    command.add_argument("--no-headers", action="store_true", help="print the rows alone")
+    command.add_argument("--quiet", "-q", action="store_true", help=f"print the ids of {ids} alone")
+
+
+def _scoped(command: argparse.ArgumentParser, *, labels: bool = True) -> None:
+    """Add --namespace, --all-namespaces and --selector."""
+    of_namespace(command)
+    words = "pods of all namespaces, which is the default; for hands that are used to it"
+    command.add_argument("--all-namespaces", "-A", action="store_true", help=words)
+    if labels:
+        command.add_argument(
+            "--selector",
+            "-l",
+            type=label_selector,
+            metavar="SELECTOR",
+            help="pods with these labels, such as app=web,tier!=front or 'env in (a,b),!canary'",
+        )
+
+
+def of_namespace(command: argparse.ArgumentParser) -> None:
+    """Add --namespace."""
+    words = "of this namespace"
+    command.add_argument("--namespace", "-n", type=_word, metavar="NAMESPACE", help=words)
+
+
+def _word(text: str) -> str:
+    """Read a name of Kubernetes'. :raise ArgumentTypeError: it is none."""
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", text):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no name of a namespace")
+    return text
+
+
 def watch(command: argparse.ArgumentParser) -> None:
     """Add --watch."""
     command.add_argument(
@@ -121,12 +190,83 @@ def watch(command: argparse.ArgumentParser) -> None:
     )
 
 
-_POD = "namespace/name or name, or its sandbox's id or the beginning of it"
+def pods(command: argparse.ArgumentParser) -> None:
+    """Add what selects pods, and how they are listed."""
+    _names(command)
+    _scoped(command)
+    words = "those that are gone and still remembered too, such as those that failed"
+    command.add_argument("--all", "-a", action="store_true", help=words)
+    _listed(command, WIDE, NAME, ids="sandboxes")
+    watch(command)
+
+
+def pods_of_cluster(command: argparse.ArgumentParser) -> None:
+    """Add what selects pods of a cluster, as kubectl has it, and how they are listed."""
+    _names(command)
+    words = "of this namespace (default: that of the context)"
+    command.add_argument("--namespace", "-n", type=_word, metavar="NAMESPACE", help=words)
+    words = "of all namespaces, as far as they may be seen"
+    command.add_argument("--all-namespaces", "-A", action="store_true", help=words)
+    command.add_argument(
+        "--selector", "-l", type=label_selector, metavar="SELECTOR", help="with these labels"
+    )
+    _listed(command, WIDE, NAME, ids="sandboxes")
+
+
+def containers(command: argparse.ArgumentParser) -> None:
+    """Add what selects containers, and how they are listed."""
+    _names(command, "CONTAINER", "its name or its id, or the beginning of one")
+    _scoped(command)
+    command.add_argument("--all", "-a", action="store_true", help="those that do not run too")
+    command.add_argument("--pod", default="", metavar="POD", help=f"of this pod: {_POD}")
+    _listed(command, WIDE, NAME, ids="containers")
+    watch(command)
+
+
+def events(command: argparse.ArgumentParser) -> None:
+    """Add what selects events, and how they are listed."""
+    maybe_pod(command)
+    _scoped(command)
+    words = "of the last while, such as 90s, 5m or 2h, or since a time such as 2026-01-31T12:00:00Z"
+    command.add_argument("--since", type=moment, metavar="AGE|TIME", help=words)
+    command.add_argument("--failed", action="store_true", help="only what has failed")
+    _output(command, JSON, YAML)
+    command.add_argument("--no-headers", action="store_true", help="print the rows alone")
+    watch(command)
+
+
+def listed_vms(command: argparse.ArgumentParser) -> None:
+    """Add --watch, and how VMs are listed."""
+    _listed(command, ids="VMs")
+    watch(command)
+
+
+def top(command: argparse.ArgumentParser) -> None:
+    """Add what selects pods, and how their figures are listed."""
+    _names(command)
+    _scoped(command, labels=False)
+    _output(command, JSON, YAML)
+    command.add_argument("--no-headers", action="store_true", help="print the rows alone")
+    watch(command)
+
+
+def _names(command: argparse.ArgumentParser, metavar: str = "POD", words: str = "") -> None:
+    command.add_argument("names", nargs="*", default=[], metavar=metavar, help=words or _POD)
+
+
+_POD = "namespace/name or name, or its sandbox's id; of an id, and of a name to look at, the beginning"
 
 
 def pod(command: argparse.ArgumentParser) -> None:
-    """Add POD."""
+    """Add POD and --namespace."""
     command.add_argument("pod", metavar="POD", help=_POD)
+    of_namespace(command)
+
+
+def described(command: argparse.ArgumentParser) -> None:
+    """Add POD and --output."""
+    pod(command)
+    answer(command)
 
 
 def _follow(command: argparse.ArgumentParser, words: str) -> None:
@@ -134,8 +274,8 @@ def _follow(command: argparse.ArgumentParser, words: str) -> None:
 
 
 def console(command: argparse.ArgumentParser) -> None:
-    """Add POD and --follow."""
-    pod(command)
+    """Add POD, --output and --follow."""
+    described(command)
     _follow(command, "go on as the VM writes more, until it is gone")
 
 
@@ -151,6 +291,36 @@ def screenshot(command: argparse.ArgumentParser) -> None:
     pod(command)
     words = "what is written, and replaced if it is there (default: standard output)"
     command.add_argument("--output", "-o", type=Path, metavar="FILE", help=words)
+
+
+def checkpoint(command: argparse.ArgumentParser) -> None:
+    """Add POD and FILE."""
+    pod(command)
+    words = "the file of the node that is written, which must not be there; root alone may read it"
+    command.add_argument("file", type=Path, metavar="FILE", help=words)
+
+
+def keep(command: argparse.ArgumentParser) -> None:
+    """Add POD, --as, --replace and --output."""
+    described(command)
+    words = "the name, in the pod's namespace, by which pods say what they start from"
+    command.add_argument("--as", dest="name", required=True, metavar="NAME", help=words)
+    words = "once it is there, remove what was kept under this name before"
+    command.add_argument("--replace", action="store_true", help=words)
+
+
+def kept(command: argparse.ArgumentParser) -> None:
+    """Add --namespace, and how kept states are listed."""
+    _scoped(command, labels=False)
+    _listed(command, WIDE, NAME, ids="kept states")
+
+
+def remove_kept(command: argparse.ArgumentParser) -> None:
+    """Add NAME..., --namespace and --output."""
+    words = "NAMESPACE/NAME, or NAME if one namespace alone has it"
+    command.add_argument("names", nargs="*", default=[], metavar="NAME", help=words)
+    of_namespace(command)
+    answer(command)
 
 
 def vnc(command: argparse.ArgumentParser) -> None:
@@ -171,6 +341,20 @@ def enter(command: argparse.ArgumentParser) -> None:
     command.add_argument("words", nargs="*", default=[], metavar="COMMAND", help=words)
 
 
+def execute(command: argparse.ArgumentParser) -> None:
+    """Add POD, the container, --stdin and --tty, and COMMAND..."""
+    pod(command)
+    words = "which of its containers: its name, or the beginning of its id (default: the only one that runs)"
+    command.add_argument(
+        "--container", "-c", dest="in_container", default="", metavar="CONTAINER", help=words
+    )
+    command.add_argument("--stdin", "-i", action="store_true", help="pass standard input on")
+    words = "give it a terminal, if standard input and output are one"
+    command.add_argument("--tty", "-t", action="store_true", help=words)
+    words = "what to run, with its arguments, behind `--`"
+    command.add_argument("words", nargs="*", default=[], metavar="COMMAND", help=words)
+
+
 def exactly(words: Sequence[str], command_line: Sequence[str]) -> list[str]:
     """Return a command as it was given: argparse takes more away than the first `--`.
 
@@ -183,12 +367,26 @@ def exactly(words: Sequence[str], command_line: Sequence[str]) -> list[str]:
 
 
 def logs(command: argparse.ArgumentParser) -> None:
-    """Add POD, [CONTAINER], --follow and --tail."""
+    """Add POD, [CONTAINER], and what is printed of the log."""
     pod(command)
     words = "its name, or the beginning of its id (default: the only one)"
     command.add_argument("container", nargs="?", default="", metavar="CONTAINER", help=words)
+    _container(command)
     _follow(command, "go on as the container writes more, until it has ended")
     command.add_argument("--tail", type=_lines, metavar="N", help="begin with the last N lines")
+    words = "lines of the last while, such as 90s, 5m or 2h, or since a time such as 2026-01-31T12:00:00Z"
+    command.add_argument("--since", type=moment, metavar="AGE|TIME", help=words)
+    words = "print when each line was written, as kubectl does"
+    command.add_argument("--timestamps", "-t", action="store_true", help=words)
+    words = "the log of the container that was there before, if kubelet has kept it"
+    command.add_argument("--previous", "-p", action="store_true", help=words)
+
+
+def _container(command: argparse.ArgumentParser) -> None:
+    words = "the same, as kubectl has it"
+    command.add_argument(
+        "--container", "-c", dest="in_container", default="", metavar="CONTAINER", help=words
+    )
 
 
 def bundle(command: argparse.ArgumentParser) -> None:
@@ -208,6 +406,20 @@ def maybe_pod(command: argparse.ArgumentParser) -> None:
     )
 
 
+def policies(command: argparse.ArgumentParser) -> None:
+    """Add [POD], --namespace and --output."""
+    maybe_pod(command)
+    of_namespace(command)
+    answer(command)
+
+
+def explained(command: argparse.ArgumentParser) -> None:
+    """Add [NAME] and --output."""
+    words = "an annotation, without its prefix too, or a key of infranetes.toml (default: all annotations)"
+    command.add_argument("name", nargs="?", default="", metavar="ANNOTATION", help=words)
+    answer(command)
+
+
 def handler(command: argparse.ArgumentParser) -> None:
     """Add --handler."""
     words = 'only the pool of this handler; "": the node\'s own (default: all pools)'
@@ -215,13 +427,14 @@ def handler(command: argparse.ArgumentParser) -> None:
 
 
 def watched_pool(command: argparse.ArgumentParser) -> None:
-    """Add --handler and --watch."""
+    """Add --handler and --watch, and how VMs are listed."""
     handler(command)
-    watch(command)
+    listed_vms(command)
 
 
 def dry_run(command: argparse.ArgumentParser) -> None:
-    """Add --dry-run."""
+    """Add --dry-run and --output."""
+    answer(command)
     command.add_argument("--dry-run", action="store_true", help="say what would be ended, and end nothing")
 
 
@@ -239,6 +452,7 @@ def end_orphans(command: argparse.ArgumentParser) -> None:
 
 def config_file(command: argparse.ArgumentParser) -> None:
     """Add [FILE] and --elsewhere."""
+    answer(command)
     words = "the file is for another machine: don't look for what it names on this one"
     command.add_argument("--elsewhere", action="store_true", help=words)
     words = f"the file, which is read with its drop-ins (default: that of --config, or {DEFAULT_CONFIG})"

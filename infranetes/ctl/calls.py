@@ -9,19 +9,75 @@ from collections.abc import Awaitable, Callable
 from google.protobuf.message import Message
 
 from infranetes.ctl.render_services import same
+from infranetes.ctl.selecting import named, selected
 from infranetes.ctl.session import DONE, FAILED
 from infranetes_common.wire import control
 from infranetes_common.wire.control_rpcs import ControlStub
 
 ASK_SECONDS = 150.0  # the daemon gives the provider two minutes for a list
 END_SECONDS = 600.0
+_NANOS = 1e9
 
 Ask = Callable[[ControlStub, argparse.Namespace], Awaitable[tuple[Message, int]]]
 """Asks the daemon; gives its answer and the exit status."""
 
 
 async def pods(stub: ControlStub, options: argparse.Namespace) -> tuple[control.ListPodsResponse, int]:
-    return await stub.ListPods(control.ListPodsRequest(), timeout=ASK_SECONDS), DONE
+    """Ask for the pods that the command line selects. :raise NotFound: one that it names is not there."""
+    answer = await stub.ListPods(control.ListPodsRequest(past=options.all), timeout=ASK_SECONDS)
+    chosen = list(selected(answer.pods, options, lambda pod: pod))
+    if not options.watch:
+        chosen = named(chosen, options.names, names_of_pod, "pod")
+    elif options.names:  # which may come later
+        chosen = [pod for pod in chosen if {*names_of_pod(pod)} & {*options.names}]
+    del answer.pods[:]
+    answer.pods.extend(chosen)
+    return answer, DONE
+
+
+def names_of_pod(pod: control.Pod | control.PodUsage) -> tuple[str, str, str]:
+    """Return the words that mean a pod."""
+    return f"{pod.namespace}/{pod.name}", pod.name, pod.id
+
+
+async def containers(
+    stub: ControlStub, options: argparse.Namespace
+) -> tuple[control.ListContainersResponse, int]:
+    """Ask for the containers that the command line selects.
+
+    :raise NotFound: one that it names is not there, or the pod."""
+    answer = control.ListContainersResponse()
+    async for part in stub.ListContainers(control.ListContainersRequest(), timeout=ASK_SECONDS):
+        answer.MergeFrom(part)
+    chosen = list(selected(answer.containers, options, lambda each: each.pod))
+    if options.pod:
+        chosen = named(chosen, [options.pod], _names_of_pod_of, "pod")
+    chosen = named(chosen, () if options.watch else options.names, _names_of_container, "container")
+    if not options.all and not options.names:
+        chosen = [each for each in chosen if each.container.state == "running"]
+    chosen.sort(key=lambda each: (-each.container.created_at, each.container.id))
+    return control.ListContainersResponse(containers=chosen), DONE
+
+
+def _names_of_pod_of(listed: control.ListedContainer) -> tuple[str, str, str]:
+    pod = listed.pod
+    return f"{pod.namespace}/{pod.name}", pod.name, pod.sandbox_id
+
+
+def _names_of_container(listed: control.ListedContainer) -> tuple[str, str]:
+    return listed.container.name, listed.container.id
+
+
+async def events(stub: ControlStub, options: argparse.Namespace) -> tuple[control.ListEventsResponse, int]:
+    """Ask for the events that the command line selects."""
+    since = int(options.since * _NANOS) if options.since is not None else 0
+    answer = control.ListEventsResponse()
+    request = control.ListEventsRequest(pod=options.pod, since=since)
+    async for part in stub.ListEvents(request, timeout=ASK_SECONDS):
+        answer.MergeFrom(part)
+    chosen = selected(answer.events, options, lambda event: event.pod)
+    kept = [event for event in chosen if event.step.error or not options.failed]
+    return control.ListEventsResponse(events=kept), DONE
 
 
 async def describe(stub: ControlStub, options: argparse.Namespace) -> tuple[control.DescribePodResponse, int]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -28,7 +27,9 @@ from infranetes.ctl.session import (
     USAGE,
     Session,
     config_file,
+    written,
 )
+from infranetes.ctl.view import JSON, TEXT, YAML
 from infranetes_common import __version__
 from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import ConfigError, InfranetesError
@@ -36,7 +37,7 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.wire.control_rpcs import ControlStub
 from txgrpc import Channel, Code, Disconnected, GrpcError
 
-__all__ = ["DONE", "DOWN", "FAILED", "INTERRUPTED", "USAGE", "ask", "main", "parser", "socket_of"]
+__all__ = ["DONE", "DOWN", "FAILED", "INTERRUPTED", "USAGE", "ask", "main", "parser", "read", "socket_of"]
 
 ENDING_SECONDS = 0.2  # how long a killed daemon may take to close its sockets, one by one
 _EPILOG = """\
@@ -47,7 +48,7 @@ exit status:
   2    the command line or the configuration is wrong
   3    no daemon answers
   130  interrupted, as `--watch` ends
-  any  of `enter`: that of its shell or command
+  any  of `enter` and `exec`: that of the shell or command
 """
 
 
@@ -58,7 +59,7 @@ def parser() -> CommandLine:
         description="Asks this node's infranetes daemon about its VMs.",
         epilog=_EPILOG,
     )
-    top.hints["enter"] = " (options of the command that is run follow a `--`)"
+    top.hints |= dict.fromkeys(("enter", "exec"), " (options of the command that is run follow a `--`)")
     _add_shared(top)
     shared = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     _add_shared(shared)
@@ -66,6 +67,7 @@ def parser() -> CommandLine:
         dest="command", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
     )
     top.commands = {name: _add(commands, name, each, shared) for name, each in COMMANDS.items() if each.alone}
+    top.kinds |= {"describe": True, "top": False}
     for whole in sorted({each.part_of for each in COMMANDS.values() if each.part_of}):
         parts = top.commands[whole].add_subparsers(metavar="[COMMAND]", title="commands")
         for name, each in COMMANDS.items():
@@ -75,9 +77,9 @@ def parser() -> CommandLine:
             each.arguments(bare)
             top.commands[whole].set_defaults(**vars(bare.parse_args([])))
             # Without SUPPRESS, `pool --handler NAME drain` would mean all pools.
-            part = _add(parts, name, each, shared, argument_default=argparse.SUPPRESS)
+            part = _add(parts, name, each, shared, each.aliases, argument_default=argparse.SUPPRESS)
             part.set_defaults(command=name)
-            top.parts[whole, name] = part
+            top.parts |= {(whole, called): part for called in (name, *each.aliases)}
     return top
 
 
@@ -100,10 +102,12 @@ def _add(
     name: str,
     command: Command,
     shared: argparse.ArgumentParser,
+    aliases: Sequence[str] = (),
     argument_default: str | None = None,
 ) -> argparse.ArgumentParser:
     added = to.add_parser(
         name,
+        aliases=aliases,
         parents=[shared],
         help=command.words,
         description=command.words,
@@ -112,6 +116,19 @@ def _add(
     )
     command.arguments(added)
     return added
+
+
+def read(words: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line. `-o json` means `--json`, and `-n NAMESPACE POD` means NAMESPACE/POD.
+
+    :raise SystemExit: it is wrong, or asks for help."""
+    options = parser().read(words)
+    options.json = options.json or getattr(options, "form", TEXT) in (JSON, YAML)
+    if getattr(options, "pod", "") and getattr(options, "namespace", None) and "/" not in options.pod:
+        options.pod = f"{options.namespace}/{options.pod}"
+    if options.command in ("enter", "exec"):
+        options.words = exactly(options.words, words)
+    return options
 
 
 def socket_of(options: argparse.Namespace) -> Path:
@@ -127,10 +144,8 @@ def socket_of(options: argparse.Namespace) -> Path:
 def main(arguments: Sequence[str] | None = None, make: Make = made_of_keys) -> int:
     """Run the command and return the exit status. :param make: for `config check`."""
     given = sys.argv[1:] if arguments is None else arguments
-    options = parser().read(given)
+    options = read(given)
     options.make = make
-    if options.command == "enter":
-        options.words = exactly(options.words, given)
     if getattr(options, "trace", None) is not None and not options.pod:
         return _refused(options, USAGE, "--trace needs a POD, from whose VM connections are made")
     if (offline := COMMANDS[options.command].offline) is not None:
@@ -208,7 +223,7 @@ def _why_down(socket: Path) -> tuple[int, str]:
 def _refused(options: argparse.Namespace, code: int, words: str) -> int:
     """Print why there is no answer, with --json as a document; return the exit status."""
     if options.json:
-        print(json.dumps({"error": words}))
+        print(written({"error": words}, options, in_line=True))
     print(f"infranetes-ctl: {words}", file=sys.stderr)
     return code
 

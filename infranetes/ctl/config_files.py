@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from importlib import resources
 
@@ -13,14 +12,13 @@ import attrs
 from infranetes.config import Config
 from infranetes.config.check import Checked, check_file
 from infranetes.ctl.arguments import DEFAULT_CONFIG
-from infranetes.ctl.session import DONE, USAGE
+from infranetes.ctl.session import DONE, USAGE, written
 from infranetes.pods.node.handler_config import HandlerConfig
 from infranetes.providers import registry
 from infranetes_common import config_reference
 from infranetes_common.config_faults import Fault
 from infranetes_common.config_reference import Table
 
-PAGE = "configuration.md"  # a copy of docs/configuration.md
 OWN_TABLES = ("providers", "handlers")  # each name in them has a table of its own
 HANDLER = "handlers.example"
 _ABOVE = """\
@@ -43,18 +41,25 @@ def default(options: argparse.Namespace) -> int:
             for table in found
             for key in table.keys
         ]
-        print(json.dumps({"keys": keys}, indent=2))
+        print(written({"keys": keys}, options))
     else:
         print(_ABOVE)
         print("\n".join(config_reference.commented(found)), end="")
     return DONE
 
 
+def pages() -> str:
+    """Return the manual's pages of the configuration, as one text."""
+    directory = resources.files("infranetes.config").joinpath("reference")  # links to docs/, or copies
+    found = sorted(directory.iterdir(), key=lambda each: each.name)
+    return "\n".join(each.read_text(encoding="utf-8") for each in found)
+
+
 def reference(of_machine: bool = True) -> Iterator[Table]:
     """Yield all tables of infranetes.toml, with those of plug-ins whose keys are known.
 
     :param of_machine: include defaults that depend on this machine."""
-    page = resources.files("infranetes.config").joinpath(PAGE).read_text(encoding="utf-8")
+    page = pages()
     yield from config_reference.tables(
         page, "infranetes.toml", Config, without=OWN_TABLES, of_machine=of_machine
     )
@@ -79,7 +84,7 @@ def check(options: argparse.Namespace) -> int:
             "warnings": [_shown(each) for each in checked.warnings],
             "not_looked_at": [_shown(each) for each in checked.unseen],
         }
-        print(json.dumps(shown, indent=2))
+        print(written(shown, options))
     else:
         print("\n".join(_lines(checked)))
     return USAGE if checked.faults else DONE

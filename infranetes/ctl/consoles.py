@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import json
-
 from infranetes.ctl import calls, render
 from infranetes.ctl.session import DONE, Session
 from infranetes_common.concurrency import sleep
@@ -23,7 +21,7 @@ async def console(session: Session) -> int:
     if session.options.follow:
         return await _follow(session, answer)
     if session.options.json:
-        session.print(json.dumps(render.as_json("console", answer, session.options), indent=2))
+        session.document(render.as_json("console", answer, session.options))
     else:
         session.print(render.as_text("console", answer, session.options))
     return DONE
@@ -67,7 +65,7 @@ def news(shown: str, now: str) -> str:
 
 def _tell(session: Session, vm_id: str, text: str) -> None:
     if session.options.json:
-        session.print(json.dumps({"vm_id": vm_id, "text": text}))
+        session.document({"vm_id": vm_id, "text": text}, in_line=True)
     else:
         session.write(text)
 
@@ -75,7 +73,7 @@ def _tell(session: Session, vm_id: str, text: str) -> None:
 def _end(session: Session, answer: control.GetConsoleResponse) -> int:
     if session.options.json:
         ended = {"vm_id": answer.vm_id, "ended_at": answer.ended_at / 1e9, "detail": answer.detail}
-        session.print(json.dumps(ended))
+        session.document(ended, in_line=True)
     else:
         session.print(f"\n---- the VM is removed{': ' if answer.detail else ''}{answer.detail}")
     return DONE

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 
 import attrs
@@ -16,11 +18,12 @@ from infranetes.ctl.tables import Json
 from infranetes.logs.parse import Line, Parser
 from infranetes.logs.reading import LogReader
 from infranetes_common.concurrency import run_in_thread, sleep
-from infranetes_common.errors import FailedPrecondition, NotFound
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
 from infranetes_common.wire import control
 from txgrpc import Code, GrpcError
 
 PAUSE_SECONDS = 0.25  # between two reads of a file that is followed
+_NANOSECONDS = re.compile(r"(\.[0-9]{6})[0-9]+")  # datetime has microseconds alone
 QUIET_READS = 8  # reads without a new byte, after which the daemon is asked whether the container has ended
 
 
@@ -51,13 +54,19 @@ async def _container(session: Session) -> control.PodContainer:
     options = session.options
     request = control.DescribePodRequest(pod=options.pod)
     pod = await session.stub.DescribePod(request, timeout=ASK_SECONDS)
-    return chosen(list(pod.containers), options.pod, options.container)
+    if options.container and options.in_container:
+        raise InvalidArgument(f"two containers are named: {options.container} and {options.in_container}")
+    name = options.in_container or options.container
+    return chosen(list(pod.containers), options.pod, name, previous=options.previous)
 
 
-def chosen(containers: list[control.PodContainer], pod: str, name: str) -> control.PodContainer:
+def chosen(
+    containers: list[control.PodContainer], pod: str, name: str, *, previous: bool = False
+) -> control.PodContainer:
     """Return the container that is meant; the newest, if it was made several times.
 
     :param name: its name, its id or the beginning of it; "": the only one.
+    :param previous: that one's predecessor is meant.
     :raise NotFound: there is none. :raise FailedPrecondition: there are several."""
     found = [each for each in containers if not name or each.name == name]
     found = found or [each for each in containers if each.id.startswith(name)]
@@ -68,7 +77,15 @@ def chosen(containers: list[control.PodContainer], pod: str, name: str) -> contr
         raise NotFound(f"pod {pod} has no container {name}: it has {', '.join(names)}")
     if len({each.name for each in found}) > 1:
         raise FailedPrecondition(f"pod {pod} has several containers: say which of {', '.join(names)}")
-    return max(found, key=lambda each: (each.created_at, each.attempt))
+    *before, newest = sorted(found, key=lambda each: (each.created_at, each.attempt))
+    if not previous:
+        return newest
+    if not before:
+        raise NotFound(
+            f"container {newest.name} of pod {pod} has no predecessor here: it was not restarted, or kubelet "
+            "has removed that one; without --previous there is its own log"
+        )
+    return before[-1]
 
 
 async def _print_all(session: Session, reader: LogReader, printer: _Printer) -> None:
@@ -144,23 +161,42 @@ class _Printer:
         if self.session.options.json:
             told = {"id": self.container.id, "name": self.container.name}
             document = {"container": told, "lines": [_json(line) for line in self.held]}
-            self.session.print(json.dumps(document, indent=2))
+            self.session.document(document)
         else:
             self._print(self.held)
 
     def _take(self, lines: Iterable[Line]) -> None:
+        since = self.session.options.since
+        if since is not None:
+            lines = (line for line in lines if is_since(line, since))
         if self.held is None:
             self._print(lines)
         else:
             self.held.extend(lines)
 
     def _print(self, lines: Iterable[Line]) -> None:
-        if self.session.options.json:
+        options = self.session.options
+        if options.json:
             shown = [json.dumps(_json(line)) for line in lines]
         else:
-            shown = [line.text.decode("utf-8", "replace") for line in lines]
+            shown = [_text(line, timestamps=options.timestamps) for line in lines]
         if shown:
             self.session.print("\n".join(shown))
+
+
+def is_since(line: Line, since: float) -> bool:
+    """Whether a line was written at that time or later, or nobody knows when.
+
+    :param since: seconds since 1970 UTC."""
+    try:
+        return datetime.fromisoformat(_NANOSECONDS.sub(r"\1", line.time)).timestamp() >= since
+    except ValueError:
+        return True
+
+
+def _text(line: Line, *, timestamps: bool) -> str:
+    text = line.text.decode("utf-8", "replace")
+    return f"{line.time} {text}" if timestamps and line.time else text
 
 
 def _json(line: Line) -> Json:

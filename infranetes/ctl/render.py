@@ -11,14 +11,21 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from infranetes.ctl import render_config, render_pod, render_policies, render_services, render_sizes
-from infranetes.ctl.tables import Json, age, lines, table
+from infranetes.ctl import (
+    kept,
+    render_config,
+    render_lists,
+    render_pod,
+    render_policies,
+    render_services,
+    render_sizes,
+)
+from infranetes.ctl.render_lists import SHORT, below, cost, count, just_names, price
+from infranetes.ctl.tables import Column, Json, age, lines, listing
+from infranetes.ctl.view import view_of
 from infranetes_common.wire import control
 
 _NANOS = 1e9
-_MAY_LACK = ("USD/H", "HANDLER", "WHY")  # columns that are left out where they would be empty
-_SHORT = 13  # characters of an id, as crictl shows it
-_MOST_WORDS = 120  # characters of a reason in a list; `describe` shows all of it
 
 
 def as_json(command: str, answer: Message, options: argparse.Namespace) -> Json:
@@ -59,6 +66,9 @@ def _pod(pod: control.Pod) -> Json:
         "message": pod.message,
         "created_at": pod.created_at / _NANOS,
         "containers": pod.containers,
+        "running": pod.running,
+        "labels": dict(pod.labels),
+        **({"node": pod.node} if pod.node else {}),
         "agent": pod.agent,
         "way": pod.way,
         "vm": _vm(pod.vm) if pod.HasField("vm") else None,
@@ -134,6 +144,8 @@ def _drain_json(answer: control.DrainPoolResponse, options: argparse.Namespace) 
 _JSON: dict[str, Callable[[Any, argparse.Namespace], Json]] = {  # Any: the command's own answer
     "console": _console_json,
     "pods": _pods_json,
+    "ps": render_lists.containers_json,
+    "events": render_lists.events_json,
     "describe": lambda answer, options: render_pod.pod_json(answer, _pod(answer.pod)),
     "services": render_services.services_json,
     "policies": render_policies.policies_json,
@@ -143,6 +155,8 @@ _JSON: dict[str, Callable[[Any, argparse.Namespace], Json]] = {  # Any: the comm
         "troubles": list(answer.troubles),
     },
     "end-orphans": _ended_json,
+    "kept": kept.kept_json,
+    "remove": kept.removed_json,
     "pool": _pool_json,
     "drain": _drain_json,
     "fill": lambda answer, options: {"wanted": answer.wanted},
@@ -153,88 +167,55 @@ _JSON: dict[str, Callable[[Any, argparse.Namespace], Json]] = {  # Any: the comm
 # ---- text
 
 
-def cost(vms: Iterable[control.Vm]) -> str:
-    """Return what VMs cost together, as far as that is known; "" if it is of none."""
-    known = [vm.cost_per_hour for vm in vms if vm.HasField("cost_per_hour")]
-    return f"{sum(known):.4f} USD an hour for {_count(len(known), 'VM')}" if known else ""
+_VMS = (
+    Column("VM", least=16),
+    Column("PROVIDER", gives_way=2),
+    Column("STATUS"),
+    Column("AGE"),
+    Column("IP", gives_way=3),
+    Column("SIZE", least=8, gives_way=1),
+    Column("USD/H", may_lack=True, gives_way=4),
+    Column("SANDBOX", gives_way=5),
+)
+_MEMBERS = (
+    Column("VM", least=16),
+    Column("HANDLER", may_lack=True, gives_way=2),
+    Column("PROVIDER", gives_way=3),
+    Column("STATUS"),
+    Column("AGE"),
+    Column("IP", gives_way=4),
+    Column("SIZE", least=8, gives_way=1),
+    Column("USD/H", may_lack=True, gives_way=5),
+    Column("WHY", may_lack=True, least=24),
+)
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")
-
-
-def _price(vm: control.Vm) -> str:
-    return f"{vm.cost_per_hour:.4f}" if vm.HasField("cost_per_hour") else ""
-
-
-def _short(words: str) -> str:
-    line = " ".join(words.split())
-    return line if len(line) <= _MOST_WORDS else f"{line[: _MOST_WORDS - 1]}…"
-
-
-def _pods_text(answer: control.ListPodsResponse, options: argparse.Namespace) -> str:
+def _vms_text(vms: Sequence[control.Vm], options: argparse.Namespace) -> str:
     now = time.time()
-    head = (
-        *("POD", "NAME", "STATE", "HANDLER", "PROVIDER", "AGENT", "VM", "ADDRESS", "SIZE", "AGE", "USD/H"),
-        "WHY",
-    )
-    rows = [
-        (
-            pod.id[:_SHORT],
-            f"{pod.namespace}/{pod.name}",
-            pod.state,
-            pod.handler,
-            pod.provider,
-            render_pod.agent_words(pod),
-            pod.vm.id,
-            ",".join(pod.addresses),
-            pod.size or "default",
-            age(pod.created_at, now),
-            _price(pod.vm),
-            _short(pod.message),
-        )
-        for pod in sorted(answer.pods, key=lambda pod: (pod.namespace, pod.name, pod.attempt))
-    ]
-    troubles = [
-        f"provider {each.name} is not ready: {each.trouble}" for each in answer.providers if each.trouble
-    ]
-    total = cost(pod.vm for pod in answer.pods)
-    failed = sum(pod.state == "failed" for pod in answer.pods)
-    counted = _count(len(rows) - failed, "pod")
-    if failed:
-        counted += f", and {failed} that failed to launch: `infranetes-ctl describe POD` tells more"
-    return lines(
-        *answer.cluster_troubles,
-        table(head, rows, may_lack=_MAY_LACK),
-        f"{counted}, {total}" if total else counted,
-        *troubles,
-    )
-
-
-def _vms_text(vms: Sequence[control.Vm]) -> str:
-    now = time.time()
-    head = ("VM", "PROVIDER", "STATE", "ADDRESS", "SANDBOX", "SIZE", "AGE", "USD/H")
     rows = [
         (
             vm.id,
             vm.provider,
             vm.state,
-            vm.address,
-            vm.sandbox_id[:_SHORT],
-            vm.size,
             age(vm.created_at, now),
-            _price(vm),
+            vm.address,
+            vm.size,
+            price(vm),
+            vm.sandbox_id[:SHORT],
         )
         for vm in vms
     ]
-    return table(head, rows, may_lack=_MAY_LACK)
+    return listing(_VMS, rows, view_of(options))
 
 
 def _orphans_text(answer: control.ListOrphansResponse, options: argparse.Namespace) -> str:
     unasked = _unasked(answer.troubles)
+    if just_names(options):
+        return lines(*(vm.id for vm in answer.vms))
     if not answer.vms:
-        return lines(_NONE_FOUND if unasked else "no orphans", *unasked)
-    return lines(_vms_text(answer.vms), _count(len(answer.vms), "orphan"), cost(answer.vms), *unasked)
+        return below(options, _NONE_FOUND if unasked else "no orphans", *unasked)
+    counted = count(len(answer.vms), "orphan")
+    return lines(_vms_text(answer.vms, options), below(options, counted, cost(answer.vms), *unasked))
 
 
 _NONE_FOUND = "no orphans of the providers that could be asked"
@@ -250,47 +231,48 @@ def _ended_text(answer: control.EndOrphansResponse, options: argparse.Namespace)
     unasked = _unasked(answer.troubles)
     if not answer.ended and not failed:
         return lines(_NONE_FOUND if unasked else "no orphans", *unasked)
-    shown = _vms_text(answer.ended) if answer.ended else ""
-    return lines(shown, f"{_count(len(answer.ended), 'orphan')} {verb}", *failed, *unasked)
+    shown = _vms_text(answer.ended, options) if answer.ended else ""
+    return lines(shown, f"{count(len(answer.ended), 'orphan')} {verb}", *failed, *unasked)
 
 
-def _members_text(members: Sequence[control.Pooled]) -> str:
+def _members_text(members: Sequence[control.Pooled], options: argparse.Namespace) -> str:
     now = time.time()
-    head = ("VM", "HANDLER", "PROVIDER", "STATE", "ADDRESS", "SIZE", "AGE", "USD/H", "WHY")
     rows = [
         (
             one.vm.id,
             one.handler,
             one.vm.provider,
             one.state,
+            age(one.vm.created_at, now),
             one.vm.address,
             one.vm.size or "default",
-            age(one.vm.created_at, now),
-            _price(one.vm),
+            price(one.vm),
             one.message,
         )
         for one in members
     ]
-    return table(head, rows, may_lack=_MAY_LACK)
+    return listing(_MEMBERS, rows, view_of(options))
 
 
 def _pool_text(answer: control.GetPoolResponse, options: argparse.Namespace) -> str:
-    idle = sum(one.state == "idle" for one in answer.vms)
-    return lines(
-        _members_text(answer.vms) if answer.vms else "",
-        f"{idle} of {_count(answer.wanted, 'VM')} wait for pods",
+    if just_names(options):
+        return lines(*(one.vm.id for one in answer.vms))
+    waiting = sum(one.state in ("idle", "stopped") for one in answer.vms)
+    said = (
+        f"{waiting} of {count(answer.wanted, 'VM')} wait for pods",
         "drained: nothing is made until `infranetes-ctl pool fill`" if answer.drained else "",
         f"the last launch failed: {answer.trouble}" if answer.trouble else "",
         cost(one.vm for one in answer.vms),
     )
+    return lines(_members_text(answer.vms, options) if answer.vms else "", below(options, *said))
 
 
 def _drain_text(answer: control.DrainPoolResponse, options: argparse.Namespace) -> str:
     verb = "would be ended" if options.dry_run else "ended"
     left = [f"{one.vm.id or one.id} is not ended yet; the daemon goes on trying" for one in answer.left]
     return lines(
-        _members_text(answer.ended) if answer.ended else "",
-        f"{_count(len(answer.ended), 'VM')} {verb}",
+        _members_text(answer.ended, options) if answer.ended else "",
+        f"{count(len(answer.ended), 'VM')} {verb}",
         *left,
     )
 
@@ -298,7 +280,7 @@ def _drain_text(answer: control.DrainPoolResponse, options: argparse.Namespace) 
 def _fill_text(answer: control.FillPoolResponse, options: argparse.Namespace) -> str:
     if not answer.wanted:
         return "the configuration has no pool.sizes: there is nothing to fill"
-    return f"filling up to {_count(answer.wanted, 'VM')}"
+    return f"filling up to {count(answer.wanted, 'VM')}"
 
 
 def _console_text(answer: control.GetConsoleResponse, options: argparse.Namespace) -> str:
@@ -316,7 +298,9 @@ def _console_text(answer: control.GetConsoleResponse, options: argparse.Namespac
 
 
 _TEXT: dict[str, Callable[[Any, argparse.Namespace], str]] = {  # Any: the command's own answer
-    "pods": _pods_text,
+    "pods": render_lists.pods_text,
+    "ps": render_lists.containers_text,
+    "events": render_lists.events_text,
     "describe": render_pod.pod_text,
     "services": render_services.services_text,
     "policies": render_policies.policies_text,
@@ -327,5 +311,7 @@ _TEXT: dict[str, Callable[[Any, argparse.Namespace], str]] = {  # Any: the comma
     "pool": _pool_text,
     "drain": _drain_text,
     "fill": _fill_text,
+    "kept": kept.kept_text,
+    "remove": kept.removed_text,
     "config": render_config.config_text,
 }

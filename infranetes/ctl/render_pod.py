@@ -22,9 +22,9 @@ def pod_json(answer: control.DescribePodResponse, pod: Json) -> Json:
     """Return one document. :param pod: the part of it that is about the pod itself."""
     return {
         "pod": pod,
-        "containers": [_container_json(each) for each in answer.containers],
+        "containers": [container_json(each) for each in answer.containers],
         "guest": _guest_json(answer.guest) if answer.HasField("guest") else None,
-        "steps": [_step_json(each) for each in answer.steps],
+        "steps": [step_json(each) for each in answer.steps],
         "left_out": answer.left_out,
     }
 
@@ -49,7 +49,8 @@ def _guest_json(guest: control.Guest) -> Json:
     }
 
 
-def _container_json(one: control.PodContainer) -> Json:
+def container_json(one: control.PodContainer) -> Json:
+    """Return a container's part of a document."""
     return {
         "id": one.id,
         "name": one.name,
@@ -67,7 +68,8 @@ def _container_json(one: control.PodContainer) -> Json:
     }
 
 
-def _step_json(step: control.Step) -> Json:
+def step_json(step: control.Step) -> Json:
+    """Return a step's part of a document."""
     return {
         "what": step.what,
         "container": step.container,
@@ -117,6 +119,7 @@ def _facts(pod: control.Pod, guest: Sequence[str]) -> str:
         f"agent      {pod.agent}" if pod.agent and not pod.way else "",
         *guest,
         f"addresses  {' '.join(pod.addresses)}" if pod.addresses else "",
+        *(f"label      {key}={value}" for key, value in sorted(pod.labels.items())),
         f"size       {pod.size}" if pod.size else "",
         *(f"refused    {_refused(each)}" for each in pod.refused),
     )

@@ -25,6 +25,8 @@ class Screen:
             lines = [*lines[: rows - 1], f"… {len(lines) - rows + 1} more lines"]
         begin = _HOME if self._cleared else _CLEAR + _HOME
         self._cleared = True
-        shown = "\n".join(line[:columns] + _CLEAR_LINE for line in lines)
+        # A line with colours is of a table, which fits.
+        cut = [line if "\x1b" in line else line[:columns] for line in lines]
+        shown = "\n".join(line + _CLEAR_LINE for line in cut)
         self._terminal.write(begin + shown + _CLEAR_BELOW)
         self._terminal.flush()

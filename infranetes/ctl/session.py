@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 import attrs
 
 from infranetes.ctl.arguments import DEFAULT_CONFIG
+from infranetes.ctl.view import JSON, YAML
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire.control_rpcs import ControlStub
 
@@ -23,6 +25,16 @@ def config_file(options: argparse.Namespace) -> Path | None:
         return DEFAULT_CONFIG
     given: Path | None = options.config
     return given
+
+
+def written(content: object, options: argparse.Namespace, *, in_line: bool = False) -> str:
+    """Return a document as JSON, or as YAML if the command line asks for that."""
+    if getattr(options, "form", JSON) == YAML:
+        import yaml  # late: few ask for it
+
+        text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        return ("---\n" if in_line else "") + text.rstrip("\n")
+    return json.dumps(content, indent=None if in_line else 2)
 
 
 @attrs.frozen
@@ -39,6 +51,12 @@ class Session:
     def print(self, text: str) -> None:
         """Print a line, at once: a reader at the other end of a pipe waits for it."""
         print(text, flush=True)
+
+    def document(self, content: object, *, in_line: bool = False) -> None:
+        """Print a document in the form that the command line asks for, at once.
+
+        :param in_line: JSON in one line; of YAML, each is a document of a stream."""
+        self.print(written(content, self.options, in_line=in_line))
 
     def write(self, text: str) -> None:
         """Print text without ending the line, at once."""

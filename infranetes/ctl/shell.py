@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`infranetes-ctl enter`: a shell in a pod's VM, on this terminal or by these pipes."""
+"""`infranetes-ctl enter` and `exec`: a shell in a pod's VM, or a command in a container of it.
+
+It is on this terminal, or has these pipes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from twisted.python.failure import Failure
 from infranetes.ctl.session import INTERRUPTED, Session
 from infranetes.ctl.terminal import Descriptor, Leaving, raw_terminal, window_size
 from infranetes_common.concurrency import start
-from infranetes_common.errors import InfranetesError
+from infranetes_common.errors import InfranetesError, InvalidArgument
 from infranetes_common.wire import control
 from txgrpc import Disconnected, GrpcError, StreamCall
 
@@ -28,22 +31,46 @@ async def enter(session: Session) -> int:
 
     :raise GrpcError: the daemon refuses, or the connection to it or to the VM is lost."""
     terminal = os.isatty(STDIN) and os.isatty(STDOUT)
-    call = session.stub.EnterPod(timeout=None)
+    wanted = control.EnterPodStart(
+        pod=session.options.pod,
+        command=session.options.words,
+        tty=terminal,
+        term=os.environ.get("TERM", "") if terminal else "",
+    )
+    return await _run(session, session.stub.EnterPod(timeout=None), wanted)
+
+
+async def execute(session: Session) -> int:
+    """Run a command in a container, and return its exit code once it has ended.
+
+    :raise InvalidArgument: there is none. :raise GrpcError: as of `enter`."""
+    options = session.options
+    if not options.words:
+        raise InvalidArgument("say what to run: infranetes-ctl exec POD -- COMMAND")
+    terminal = options.tty and os.isatty(STDIN) and os.isatty(STDOUT)
+    if options.tty and not terminal:
+        print("infranetes-ctl: standard input and output are no terminal, so that --tty is left out",
+              file=sys.stderr)  # fmt: skip
+    wanted = control.EnterPodStart(
+        pod=options.pod,
+        container=options.in_container,
+        command=options.words,
+        tty=terminal,
+        no_stdin=not options.stdin,
+    )
+    return await _run(session, session.stub.ExecPod(timeout=None), wanted)
+
+
+async def _run(session: Session, call: _Call, wanted: control.EnterPodStart) -> int:
     call.receive_ahead(AHEAD_BYTES)
     try:
-        wanted = control.EnterPodStart(
-            pod=session.options.pod,
-            command=session.options.words,
-            tty=terminal,
-            term=os.environ.get("TERM", "") if terminal else "",
-        )
         await call.send(control.EnterPodRequest(start=wanted))
         begun = await anext(aiter(call), None)
         if begun is None:
             raise _unfinished()
-        if terminal:
+        if wanted.tty:
             _greet(begun.begun)
-        return await _Entered(session, call, terminal).until_it_ends()
+        return await _Entered(session, call, wanted).until_it_ends()
     finally:
         call.cancel()
 
@@ -58,17 +85,19 @@ def _greet(begun: control.VmOfPod) -> None:
 
 
 class _Entered:
-    """A shell that is open."""
+    """A shell that is open, or a command that runs."""
 
-    def __init__(self, session: Session, call: _Call, terminal: bool) -> None:
+    def __init__(self, session: Session, call: _Call, first: control.EnterPodStart) -> None:
         self._reactor = session.reactor
         self._call = call
-        self._terminal = terminal
+        self._terminal = first.tty
+        self._silent = first.no_stdin
         self._left = False
 
     async def until_it_ends(self) -> int:
         """Pass on what goes in and out. Return the exit code."""
-        raw = raw_terminal(self._reactor, STDIN, self._resized) if self._terminal else nullcontext()
+        typed = self._terminal and not self._silent  # else Ctrl-C is a signal
+        raw = raw_terminal(self._reactor, STDIN, self._resized) if typed else nullcontext()
         failed = self._terminal
         stopping = self._reactor.addSystemEventTrigger("before", "shutdown", self._leave)
         try:
@@ -105,6 +134,8 @@ class _Entered:
 
     async def _feed(self) -> None:
         self._resized()
+        if self._silent:
+            return
         keyboard, leaving = Descriptor(self._reactor, STDIN), Leaving()
         while data := await keyboard.read():
             if self._terminal and leaving.typed(data, self._reactor.seconds()):

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-import json
+import argparse
 from collections.abc import Iterable, Mapping
 
 import attrs
 
-from infranetes.ctl.calls import ASK_SECONDS
+from infranetes.ctl.calls import ASK_SECONDS, names_of_pod
+from infranetes.ctl.render_lists import SHORT, below
+from infranetes.ctl.selecting import named
 from infranetes.ctl.session import DONE, Session
-from infranetes.ctl.tables import Json, lines, table
+from infranetes.ctl.tables import Column, Json, lines, listing
+from infranetes.ctl.view import view_of
 from infranetes.ctl.watching import Watched, follow
 from infranetes_common.concurrency import sleep
 from infranetes_common.wire import control
@@ -18,6 +21,20 @@ from infranetes_common.wire import control
 SAMPLE_SECONDS = 1.0  # between the two samples that one table is made of
 WATCHED = Watched("pods", "pod", seconds=2.0)
 _NANOS = 1e9
+_COLUMNS = (
+    Column("NAMESPACE", least=8),
+    Column("NAME", least=12),
+    Column("CPU"),
+    Column("OF", gives_way=3),
+    Column("MEMORY"),
+    Column("OF", gives_way=4),
+    Column("RECEIVED/S", gives_way=5),
+    Column("SENT/S", gives_way=5),
+    Column("PROCESSES", gives_way=2),
+    Column("WHY", may_lack=True, least=24),
+    Column("VM", least=12, gives_way=1),
+    Column("SANDBOX", gives_way=6),
+)
 
 
 @attrs.frozen
@@ -76,29 +93,40 @@ class Top:
         """Return one document."""
         return {"pods": [_json(each) for each in self.uses]}
 
-    def as_text(self) -> str:
+    def as_text(self, options: argparse.Namespace) -> str:
         """Return a table, and a line with the totals."""
-        head = ("POD", "NAME", "VM", "CPU", "OF", "MEMORY", "OF", "RECEIVED/S", "SENT/S", "PROCESSES", "WHY")
-        return lines(table(head, map(_row, self.uses), may_lack=("WHY",)), _together(self.uses))
+        shown = listing(_COLUMNS, map(_row, self.uses), view_of(options))
+        return lines(shown, below(options, _together(self.uses)))
 
 
 async def top(session: Session) -> int:
     """Print what pods use, measured over a second; with --watch, again and again.
 
-    :raise GrpcError: the daemon refuses, or does not answer at first."""
+    :raise GrpcError: the daemon refuses, or does not answer at first.
+    :raise NotFound: a pod that is named is not there, or not ready."""
     found = Top()
+
+    options = session.options
 
     async def ask() -> tuple[control.ListUsageResponse, int]:
         sample = await session.stub.ListUsage(control.ListUsageRequest(), timeout=ASK_SECONDS)
+        chosen = [pod for pod in sample.pods if options.namespace in (None, pod.namespace)]
+        chosen = named(chosen, () if options.watch else options.names, names_of_pod, "pod")
+        sample = control.ListUsageResponse(pods=chosen)
         found.add(sample)
         return sample, DONE
 
     await ask()
     await sleep(session.reactor, SAMPLE_SECONDS)
-    if session.options.watch:
-        return await follow(session, ask, WATCHED, lambda _: found.as_json(), lambda _: found.as_text())
+    if options.watch:
+        return await follow(
+            session, ask, WATCHED, lambda _: found.as_json(), lambda _: found.as_text(options)
+        )
     await ask()
-    session.print(json.dumps(found.as_json(), indent=2) if session.options.json else found.as_text())
+    if options.json:
+        session.document(found.as_json())
+    else:
+        session.print(found.as_text(options))
     return DONE
 
 
@@ -129,9 +157,8 @@ def _row(each: Use) -> tuple[str, ...]:
     pod = each.pod
     known = bool(pod.measured_at)
     return (
-        pod.id[:13],
-        f"{pod.namespace}/{pod.name}",
-        pod.vm_id,
+        pod.namespace,
+        pod.name,
         "" if each.cpu is None else f"{each.cpu:.2f}",
         str(pod.cpus or ""),
         size(pod.memory_bytes) if known else "",
@@ -140,6 +167,8 @@ def _row(each: Use) -> tuple[str, ...]:
         "" if each.sent is None else size(each.sent),
         str(pod.processes) if known else "",
         "" if known else pod.why or f"its agent does not answer: it is {pod.agent or 'not connected'}",
+        pod.vm_id,
+        pod.id[:SHORT],
     )
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
@@ -92,7 +91,7 @@ async def follow(
                 troubles, said = new_troubles(troubles, document)
                 known, changed = changes(watched, known, document)
                 for change in (*said, *changed):
-                    session.print(json.dumps(change))
+                    session.document(change, in_line=True)
             else:
                 shown = as_text(answer)
         if screen is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
@@ -14,15 +15,18 @@ from twisted.internet.defer import Deferred
 from infranetes.config import Config, Reading
 from infranetes.config.in_force import ConfigInForce
 from infranetes.config.schema import ADDRESSING
+from infranetes.control.checkpoints import CheckpointCalls
 from infranetes.control.config import ConfigCalls
 from infranetes.control.describe import DescribeCalls
 from infranetes.control.enter import EnterCalls
+from infranetes.control.kept import KeptCalls
 from infranetes.control.metrics import MetricsCalls
 from infranetes.control.policies import PolicyCalls
 from infranetes.control.screens import ScreenCalls
 from infranetes.control.service import ControlService
 from infranetes.control.services import ServiceCalls
 from infranetes.control.sizes import SizeCalls
+from infranetes.control.sleep import SleepCalls
 from infranetes.control.usage import UsageCalls
 from infranetes.control.volumes import VolumeCalls
 from infranetes.cri.images import ImageService
@@ -34,7 +38,7 @@ from infranetes.daemon.backends import MakeProvider, make_backends
 from infranetes.daemon.claims import StateLock, clear_socket, make_directories
 from infranetes.daemon.csi import CsiService, MountedVolumes, no_volumes, volumes_of
 from infranetes.daemon.delegate import delegate_service, make_router
-from infranetes.daemon.handlers import make_handlers
+from infranetes.daemon.handlers import check_pools, make_handlers
 from infranetes.daemon.metrics import make_observer, monitoring
 from infranetes.daemon.pods_service import PodsService
 from infranetes.daemon.provider_start import ProviderStart
@@ -62,12 +66,14 @@ from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.agentless.memory import GuestMemory
 from infranetes.machines.context import NodeNames
 from infranetes.machines.renewal import Renewal
+from infranetes.machines.sleeping import SleepGate
 from infranetes.machines.timekeeping import Timekeeping
 from infranetes.overlay.overlay import Overlay
 from infranetes.overlay.tunnels import Tunnels
 from infranetes.overlay.walls import OverlayFirewalls
 from infranetes.pods.containers.lifelog import log_container_events
 from infranetes.pods.features.agent_ports import AgentPortRules
+from infranetes.pods.features.distinct_addresses import DistinctAddresses
 from infranetes.pods.features.guest_addresses import GuestAddresses
 from infranetes.pods.features.guests import Guests
 from infranetes.pods.features.host_ports import PodHostPorts
@@ -77,11 +83,19 @@ from infranetes.pods.features.pod_events import PodEventReports
 from infranetes.pods.features.services import PodServices
 from infranetes.pods.features.shadows import NoShadows, Shadows
 from infranetes.pods.features.starts import PodStarts
+from infranetes.pods.keeping.checkpoints import Checkpoints
+from infranetes.pods.keeping.clones import Clones
+from infranetes.pods.keeping.keep_as import KeepAsFeature, KeptCollection
+from infranetes.pods.keeping.keeper import PodKeeper
+from infranetes.pods.keeping.starts import KeptStarts
+from infranetes.pods.keeping.states import KeptStates
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.handler_config import MACHINE
 from infranetes.pods.node.hooks import Features, PodFeature
 from infranetes.pods.node.logs import Logs
 from infranetes.pods.node.times import Times
+from infranetes.pods.sleeping.idleness import SleepyPods
+from infranetes.pods.sleeping.sleep import PodSleep
 from infranetes.pods.store.store import Store
 from infranetes.pods.streams import Streams
 from infranetes.pods.vm.listing import Listing
@@ -108,6 +122,9 @@ from infranetes_common.services import OrderedServices, StartStop
 from infranetes_common.wire.control_rpcs import control_service
 from infranetes_common.wire.cri_rpcs import image_service
 from txgrpc import Server
+
+if TYPE_CHECKING:
+    from infranetes.kubernetes.api_server import ApiServer
 
 SOCKET_MODE = 0o660
 CONTROL_MODE = 0o600
@@ -155,7 +172,10 @@ class Daemon(OrderedServices):
         self._pod_events = PodEvents(reactor, server, config.node) if server is not None else None
         self._pods = PodsService(self._make_node(), self._backends.make)
         self._pods.node.features = self._make_features()
-        volumes, mounted = volumes_of(self._backends.providers), MountedVolumes(self._volumes)
+        volumes, mounted = (
+            volumes_of(self._backends.providers, config.providers),
+            MountedVolumes(self._volumes),
+        )
         self._publisher = Publisher(reactor, volumes, mounted) if volumes is not None else None
         self._provider_start = ProviderStart(self._pods, self._manager, self._backends.delegate is not None)
         self._add("lock", lock)
@@ -165,7 +185,7 @@ class Daemon(OrderedServices):
             self._add("metrics", self._metrics)
         self._add_in_order()
 
-    def _make_api_server(self) -> Requests | None:
+    def _make_api_server(self) -> ApiServer | None:
         """Make the client that watches the API server; None: no kubeconfig is configured."""
         given = self._config.kubernetes
         if not given.kubeconfig:
@@ -214,6 +234,7 @@ class Daemon(OrderedServices):
 
     def _make_node(self) -> NodeContext:
         reactor, config = self._reactor, self._config
+        self._gate = SleepGate()
         own, *others = self._backends.providers
         authority = Authority(config.state_dir, path=config.ca, sources=sources(config.node_addresses))
         store = Store(reactor, config.state_dir)
@@ -223,7 +244,7 @@ class Daemon(OrderedServices):
             own,
             self._backends.images,
             authority,
-            connector(reactor, authority, lambda id: self._pods.known_key(id)),
+            connector(reactor, authority, lambda id: self._pods.known_key(id), self._gate),
             Logs(reactor, store),
             NodeNames(config.cluster, config.node),
             times(config),
@@ -271,15 +292,26 @@ class Daemon(OrderedServices):
             runtime = ShadowSandboxes(delegate, str(config.state_dir))
             shadows = Shadows(node.inventory, runtime, sandboxes.lost, sandboxes.end_abandoned)
         guests = self._make_guests(node)
+        self._kept = KeptStates(reactor, config.state_dir / "kept")
+        self._keeper = PodKeeper(node, self._kept)
+        self._sleep = PodSleep(node, self._gate, self._keeper.is_held)
+        clones = Clones(reactor, config.state_dir / "kept" / "pods")
         host_ports = HostPorts(HostPortTable(reactor, table_name(config.state_dir)))
         features = (
             PodStarts(reactor, node.providers, node.inventory),
             shadows,
+            DistinctAddresses(node.inventory),
             guests,
             GuestAddresses(reactor, node.handlers.of, self._pod_events) if guests is not None else None,
+            KeptStarts(node, self._kept, clones),
             NfsVolumes(reactor, self._nfs.find),
             self._volumes,
             Volumes(reactor, config.state_dir / "volumes", config.volumes),
+            self._keeper,
+            KeepAsFeature(node, self._kept, self._keeper),
+            KeptCollection(node, self._kept, config.kept),
+            self._sleep,
+            SleepyPods(node, self._gate, self._sleep),
             NetworkChoice(config.kubernetes.network),
             self._make_pod_overlay(node),
             self._firewalls,
@@ -321,7 +353,8 @@ class Daemon(OrderedServices):
 
     def _add_in_order(self) -> None:
         """Add the services. Each is started after those above it, and stopped before them."""
-        node, backends, where = self._pods.node, self._backends, self._config.streaming
+        node, backends, config = self._pods.node, self._backends, self._config
+        where = config.streaming
         streams = StreamingServer(
             self._reactor,
             Streams(self._pods.sandboxes, self._pods.containers),
@@ -331,6 +364,9 @@ class Daemon(OrderedServices):
         )
         self._add("tracing", StartStop(on_stop=self._tracer.stop))
         self._add("agents' ports", StartStop(on_stop=self._agent_ports.stop))
+        checkpoints = config.state_dir / "checkpoints"
+        self._checkpoints = Checkpoints(self._reactor, checkpoints, node.providers, self._pods.containers)
+        self._add("checkpoints", StartStop(self._checkpoints.start))
         self._add("store", StartStop(on_stop=node.store.close))  # opened with the pods, but closed after them
         self._add("published volumes", StartStop(on_stop=self._published.close))
         self._add("NFS mounts", StartStop(on_stop=self._nfs.close))
@@ -378,11 +414,26 @@ class Daemon(OrderedServices):
             node.providers,
             Gatherer(self._reactor, Listing(self._reactor, node.inventory, node.times.listing)),
         )
+        self._serve_kubectl(pods, description, usage)
+        self._show_pods(pods, description, policies)
         figures = MetricsCalls(self._metrics.exposition if self._metrics is not None else None)
         shells = EnterCalls(self._reactor, node.inventory, self._may_enter)
         screens = ScreenCalls(self._reactor, node.inventory, node.providers, self._may_enter)
         calls = control_service(
-            pods, description, usage, shells, screens, services, policies, sizes, volumes, settings, figures
+            pods,
+            description,
+            usage,
+            shells,
+            screens,
+            CheckpointCalls(node.inventory, self._checkpoints),
+            KeptCalls(self._reactor, node.inventory, self._kept, self._keeper),
+            SleepCalls(self._reactor, node.inventory, self._sleep),
+            services,
+            policies,
+            sizes,
+            volumes,
+            settings,
+            figures,
         )
         server = Server(self._reactor, [calls], translate_error=errors.to_grpc)
         path, drain = self._config.control_socket, self._config.times.shutdown
@@ -393,6 +444,27 @@ class Daemon(OrderedServices):
 
         return SocketService(self._reactor, path, CONTROL_MODE, server, drain, stop)
 
+    def _serve_kubectl(self, pods: ControlService, description: DescribeCalls, usage: UsageCalls) -> None:
+        """Serve `kubectl infranetes` where the metrics are, if the configuration has an audience for it."""
+        audience, server = self._config.metrics.kubectl_audience, self._api_server
+        if not audience or server is None or self._metrics is None:
+            return
+        from infranetes.control.remote import RemotePods  # late: few nodes serve it
+        from infranetes.kubernetes.reviews import Reviewer
+
+        reviewer = Reviewer(self._reactor, server.answer, audience)
+        remote = RemotePods(reviewer, self._pods.node.inventory, pods, description, usage)
+        self._metrics.serve(b"v1", remote.resource())
+
+    def _show_pods(self, pods: ControlService, description: DescribeCalls, policies: PolicyCalls) -> None:
+        """Have the node's page lead to pages of its pods."""
+        if self._metrics is None:
+            return
+        from infranetes.control.pod_views import PodViews  # late, as all that is served there
+
+        inventory, attachments = self._pods.node.inventory, self._volumes.attachments
+        self._metrics.show_pods(PodViews(inventory, pods, description, policies, attachments))
+
     def _may_enter(self) -> bool:
         return self._config_in_force.now.running.control.enter
 
@@ -402,13 +474,14 @@ class Daemon(OrderedServices):
             pods.node,
             pods.sandboxes,
             pods.containers,
+            self._checkpoints,
             config.offered_handlers,
             config.cgroup_driver,
             streams.url,
             partial(run_in_thread, self._reactor, lambda: self._config_in_force.now.shown()),
         )
         delegate, cri_images = self._backends.delegate, self._backends.cri_images
-        images = image_service(ImageService(cri_images))
+        images = image_service(ImageService(cri_images, lambda: self._kept.size + self._sleep.size))
         services = [
             each.intercept(logged(self._reactor, self._observer)).intercept(traced(self._tracer))
             for each in (runtime.service, images)
@@ -458,7 +531,8 @@ class Daemon(OrderedServices):
         """Check that a daemon could be made of `config`. Blocks: call it in a thread.
 
         :raise ConfigError: it couldn't."""
-        make_backends(self._reactor, config, self._make_provider, self._source)
+        made = make_backends(self._reactor, config, self._make_provider, self._source)
+        check_pools(config, made.providers, self._source)
 
     def reconfigure(self, config: Config) -> None:
         """Put in force what can change while the daemon runs: images and pool."""

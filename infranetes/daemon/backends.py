@@ -25,6 +25,7 @@ from infranetes.images.several import SeveralStores, Store, as_one, container_im
 from infranetes.observer import NULL_OBSERVER, Observer
 from infranetes.pods.images.layer_loads import disk_name
 from infranetes.pods.node.handler_config import CNI, DOCKER, MACHINE, SYSTEMD
+from infranetes.providers.address_ranges import AddressRanges
 from infranetes.providers.hypervisor import IBootsImages
 from infranetes.providers.interface import (
     IHasCatalogue,
@@ -33,6 +34,7 @@ from infranetes.providers.interface import (
     ProviderContext,
     ReadOnlyDisk,
 )
+from infranetes.providers.tenants import split
 from infranetes_common.errors import ConfigError
 from infranetes_common.reactors import IReactor
 
@@ -115,20 +117,23 @@ def make_backends(
         config.kubernetes.networks,
         config.kubernetes.network_policies,
         observer=observer,
+        ranges=AddressRanges(config.state_dir, config.offered_sides) if config.has_tenants else None,
     )
     joining = {config.provider_of(name) for name, its in config.handlers.items() if its.network == CNI}
 
     def make(name: str) -> IPodProvider:
         its_own = attrs.evolve(context, joins_namespaces=name in joining)
         try:
-            return make_provider(reactor, name, config.providers.get(name, {}), its_own)
+            return make_provider(reactor, name, config.providers.get(split(name)[0], {}), its_own)
         except ConfigError as error:  # which blames `provider`, if the name itself is wrong
             blamed = f"{source}: {_key_of(config, name)}: "
             raise ConfigError(str(error).replace(f"{source}: provider: ", blamed, 1)) from error
 
     providers: dict[str, IPodProvider] = {}
     wrong: list[str] = []
-    for name in config.offered_providers:
+    for name in config.offered_sides:
+        if split(name)[0] not in (*providers, name):
+            continue  # its provider's table is wrong, which is told already
         try:
             providers[name] = make(name)
         except ConfigError as error:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from twisted.application.service import Service
@@ -22,6 +22,8 @@ from infranetes.daemon.claims import clear_socket
 from infranetes.daemon.sockets import SocketService
 from infranetes.observer import NULL_OBSERVER, Observer
 from infranetes.providers.interface import IPodProvider
+from infranetes.providers.tenant_volumes import NodeVolumes
+from infranetes.providers.tenants import Tenants, split
 from infranetes.providers.volumes import IHasSnapshots, IHasVolumes, IVolumes
 from infranetes_common import errors
 from infranetes_common.concurrency import deferred
@@ -36,12 +38,21 @@ from txgrpc import Server
 MODE = 0o600
 
 
-def volumes_of(providers: Sequence[IPodProvider]) -> IVolumes | None:
-    """Return the volumes of the first provider that has volumes; None: none has."""
-    for each in providers:
-        if IHasVolumes.providedBy(each):
-            return each.volumes
-    return None
+def volumes_of(
+    providers: Sequence[IPodProvider], tables: Mapping[str, Mapping[str, object]] | None = None
+) -> IVolumes | None:
+    """Return the volumes of the first provider that has volumes, with its tenants'; None: none has.
+
+    :param tables: the providers'."""
+    having = [each for each in providers if IHasVolumes.providedBy(each)]
+    if not having:
+        return None
+    first, name = having[0], split(having[0].name)[0]
+    its = {split(each.name)[1]: each.volumes for each in having if split(each.name)[0] == name}
+    if len(its) == 1:
+        return first.volumes
+    own = its.pop("")
+    return NodeVolumes(own, its, Tenants.of(name, (tables or {}).get(name, {})))
 
 
 def no_volumes(providers: Sequence[IPodProvider], source: str) -> ConfigError:

@@ -12,21 +12,25 @@ from infranetes.images.several import SeveralStores
 from infranetes.machines.pool import Pool
 from infranetes.machines.pool_config import PoolConfig
 from infranetes.machines.pool_record import PoolRecord
-from infranetes.machines.pooled import Purpose
+from infranetes.machines.pooled import Purpose, check_stops
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.handler_config import SYSTEMD, HandlerConfig
 from infranetes.pods.node.handlers import AnnotationRule, Handler
 from infranetes.providers.interface import IInVpc, IPodProvider
-from infranetes_common.errors import ConfigError
+from infranetes.providers.tenants import all_tenants
+from infranetes_common.errors import ConfigError, InvalidArgument
 
 
 def make_handlers(node: NodeContext, config: Config, source: str) -> None:
     """Give a node, which has its sides and their overlay, the configured handlers and all pools.
 
     :param source: the configuration's file, which errors name.
-    :raise ConfigError: a handler's network can't be had."""
+    :raise ConfigError: a handler's network can't be had, or a pool's VMs can't wait stopped."""
+    check_pools(config, [side.provider for side in node.providers], source)
     for name in ("", *config.offered_handlers):
         node.handlers.by_name[name] = _make(node, config, name, source)
+    every = all_tenants({name: config.providers.get(name, {}) for name in config.offered_providers})
+    node.handlers.tenants = {each.provider: each for each in every}
     node.pools.own = Pool(node.providers.own, config.pool)
     node.pools.others = [
         handler.pool for handler in node.handlers.by_name.values() if handler.pool is not None
@@ -37,7 +41,7 @@ def make_handlers(node: NodeContext, config: Config, source: str) -> None:
 
 def _make(node: NodeContext, config: Config, name: str, source: str) -> Handler:
     given = config.handlers.get(name, HandlerConfig())
-    side, kind = node.providers.by_name[config.provider_of(name)], config.kind_of(name)
+    side, kind = node.providers.by_name[config.side_of(name)], config.kind_of(name)
     if given.network == "overlay" and side.overlay is None:
         raise _no_overlay(name, side.name, source)
     contprovider = given.contprovider
@@ -47,7 +51,8 @@ def _make(node: NodeContext, config: Config, name: str, source: str) -> Handler:
     pool = None
     if given.pool.sizes:
         pool = Pool(side, given.pool, Purpose(name, given.annotations.set, contprovider))
-    return Handler(name, side, kind, contprovider, given.network, given.size, rule, pool)
+    network, size = given.network, given.size
+    return Handler(name, side, kind, contprovider, network, size, rule, pool, given.tenant)
 
 
 def check_overlays(config: Config, providers: Sequence[IPodProvider], source: str) -> None:
@@ -60,6 +65,24 @@ def check_overlays(config: Config, providers: Sequence[IPodProvider], source: st
         provider = by_name[config.provider_of(name)]
         if given.network == "overlay" and (addressed or not IInVpc.providedBy(provider)):
             raise _no_overlay(name, provider.name, source)
+
+
+def check_pools(config: Config, providers: Sequence[IPodProvider], source: str) -> None:
+    """Check that VMs that are to wait stopped can do so, before there is a node.
+
+    :raise ConfigError: they can't."""
+    by_name = {each.name: each for each in providers}
+    pools = [("pool", config.pool, config.side_of(""), dict[str, str]())]
+    pools += [
+        (f"handlers.{name}.pool", its.pool, config.side_of(name), dict(its.annotations.set))
+        for name, its in config.handlers.items()
+    ]
+    for key, pool, side, given in pools:
+        if pool.stops:
+            try:
+                check_stops(by_name[side], given)
+            except InvalidArgument as error:
+                raise ConfigError(f"{source}: {key}.sizes: stopped: {error}") from None
 
 
 def _no_overlay(handler: str, provider: str, source: str) -> ConfigError:

@@ -318,7 +318,9 @@ class DelegateImages:
 
     async def _build_disk(self, layer: DiskSource, target: Path) -> BuiltDisk:
         limits = Limits(max_bytes=self._max_layer_bytes)
-        return await self._builder.build(layer.blob, layer.compression, target, layer.diff_id, limits)
+        return await self._builder.build(
+            layer.blob, layer.compression, target, layer.diff_id, limits, layer.disks_below
+        )
 
     @contextmanager
     def _using(self, diff_ids: Collection[str]) -> Iterator[None]:

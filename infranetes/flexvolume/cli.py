@@ -35,7 +35,7 @@ kubelet runs it as the driver infranetes.io/volume, with one of:
   getvolumename OPTIONS
   mount DIRECTORY OPTIONS
   unmount DIRECTORY
-OPTIONS is a JSON object; what may be in it is in docs/persistent-volumes.md. All else is
+OPTIONS is a JSON object; what may be in it is in docs/flexvolumes.md. All else is
 answered with "Not supported".
 The answer is one JSON object. The exit status is 0 if it says "Success", else 1.
 """

@@ -71,7 +71,7 @@ def _build(options: argparse.Namespace, say: Say) -> None:
     output = options.output
     if output is None and not options.push:
         output = Path(f"{options.disk.name}.oci.tar")
-    wanted = ToBuild(
+    build = ToBuild(
         options.disk,
         options.tag,
         options.agent,
@@ -81,7 +81,7 @@ def _build(options: argparse.Namespace, say: Say) -> None:
         options.insecure,
         options.authfile,
     )
-    built = in_reactor(functools.partial(build_image, wanted=wanted, say=say))
+    built = in_reactor(functools.partial(build_image, build=build, say=say))
     name = str(parse(options.tag))
     if options.json:
         document = {"image": name, **attrs.asdict(built), "archive": str(output) if output else None}

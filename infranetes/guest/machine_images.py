@@ -119,38 +119,38 @@ async def inspect_reference(reactor: IReactor, name: str, insecure: bool, auth_f
     )
 
 
-async def build_image(reactor: IReactor, wanted: ToBuild, say: Say) -> BuiltLayout:
+async def build_image(reactor: IReactor, build: ToBuild, say: Say) -> BuiltLayout:
     """Make an image of a disk; write it to an archive, or push it, or both.
 
     :raise InvalidArgument: its name is none.
     :raise InfranetesError: the disk can't be used, or not be pushed; says why.
     """
-    tag = parse(wanted.tag)
+    tag = parse(build.tag)
     if tag.digest:
-        raise InvalidArgument(f"{wanted.tag!r} has a digest, which comes of the image; give a tag")
-    seen = await inspect_file(reactor, wanted.disk)
+        raise InvalidArgument(f"{build.tag!r} has a digest, which comes of the image; give a tag")
+    seen = await inspect_file(reactor, build.disk)
     its = seen.architectures
     architecture = its[0] if len(its) == 1 and not seen.bios else host_platform().partition("/")[2]
-    beside = wanted.output.absolute().parent if wanted.output is not None else None
+    beside = build.output.absolute().parent if build.output is not None else None
     with tempfile.TemporaryDirectory(prefix=".infranetes-image-", dir=beside) as work:
         layout = Path(work) / "layout"
-        labels = {AGENT_LABEL: "true"} if wanted.agent else {}
+        labels = {AGENT_LABEL: "true"} if build.agent else {}
         built = await run_in_thread(
             reactor,
             write_layout,
-            wanted.disk,
+            build.disk,
             layout,
             tag.tag,
             architecture,
             labels,
             say,
-            _MEDIA_TYPES[seen.format] if wanted.artifact else "",
+            _MEDIA_TYPES[seen.format] if build.artifact else "",
         )
-        if wanted.push:
+        if build.push:
             say(f"pushing {tag}")
-            await _push(reactor, layout, tag, wanted)
-        if wanted.output is not None:
-            await run_in_thread(reactor, write_archive, layout, wanted.output.absolute())
+            await _push(reactor, layout, tag, build)
+        if build.output is not None:
+            await run_in_thread(reactor, write_archive, layout, build.output.absolute())
     return built
 
 

@@ -206,8 +206,9 @@ FILES: Mapping[str, tuple[int, str]] = {
     ),
     "etc/modules-load.d/infranetes.conf": (
         0o644,
-        # For the disks of image layers, so that plugging one into a clone loads nothing.
-        "virtio_scsi\nsd_mod\nerofs\noverlay\nloop\n",
+        # For the disks of image layers, so that plugging one into a clone loads nothing; and for the ends of
+        # connections in clones of kept VMs.
+        "virtio_scsi\nsd_mod\nerofs\noverlay\nloop\ntcp_diag\nudp_diag\n",
     ),
     "etc/modprobe.d/infranetes.conf": (
         0o644,

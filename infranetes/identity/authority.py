@@ -84,8 +84,8 @@ class Authority:
         self._given = bool(path)
         self._path = Path(path) if path else Path(state_dir) / "ca" / "authority.pem"
         self._ca = self._load_or_create()
-        self._context: SSL.Context | None = None
-        self._context_until = 0.0
+        # Now, as OpenSSL's first context takes longest: the first connection does not wait in the reactor.
+        self._context, self._context_until = self._make_context()
 
     @property
     def ca_pem(self) -> str:
@@ -156,20 +156,21 @@ class Authority:
 
     def client_context(self) -> SSL.Context:
         """Return the TLS context of all connections to agents, with credentials that are still valid."""
-        if self._context is None or self._clock() > self._context_until - NODE_RENEWAL_SECONDS:
-            names = [x509.UniformResourceIdentifier(NODE_URI)]
-            node = self._issue(
-                "infranetes node", names, ExtendedKeyUsageOID.CLIENT_AUTH, NODE_LIFETIME_SECONDS
-            )
-            options = CertificateOptions(
-                **_key_and_certificate(node),
-                trustRoot=trustRootFromCertificates([Certificate.loadPEM(self._ca.certificate_pem)]),
-                raiseMinimumTo=TLSVersion.TLSv1_3,  # it has no renegotiation
-                acceptableProtocols=[b"h2"],
-            )
-            self._context = options.getContext()
-            self._context_until = self._clock() + NODE_LIFETIME_SECONDS
+        if self._clock() > self._context_until - NODE_RENEWAL_SECONDS:
+            self._context, self._context_until = self._make_context()
         return self._context
+
+    def _make_context(self) -> tuple[SSL.Context, float]:
+        """Return a context with new credentials, and the time until which they are valid."""
+        names = [x509.UniformResourceIdentifier(NODE_URI)]
+        node = self._issue("infranetes node", names, ExtendedKeyUsageOID.CLIENT_AUTH, NODE_LIFETIME_SECONDS)
+        options = CertificateOptions(
+            **_key_and_certificate(node),
+            trustRoot=trustRootFromCertificates([Certificate.loadPEM(self._ca.certificate_pem)]),
+            raiseMinimumTo=TLSVersion.TLSv1_3,  # it has no renegotiation
+            acceptableProtocols=[b"h2"],
+        )
+        return options.getContext(), self._clock() + NODE_LIFETIME_SECONDS
 
     def _issue(
         self, name: str, names: Sequence[x509.GeneralName], usage: ObjectIdentifier, lifetime: float

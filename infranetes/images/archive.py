@@ -17,12 +17,13 @@ from typing import Protocol, TypeVar, TypeVarTuple
 
 from infranetes.images.index import Record
 from infranetes.images.layers import CHUNK_BYTES, uncompressed
-from infranetes_common.errors import Unavailable
+from infranetes_common.errors import FailedPrecondition, Unavailable
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 BLOCK = tarfile.BLOCKSIZE
+DOCKER_LAYERS = 125  # moby's `layer.MaxLayerDepth`
 
 
 class InThread(Protocol):
@@ -38,7 +39,13 @@ async def stream(
 
     :param present: how many of the lowest layers are left out; the manifest still names them.
     :raise Unavailable: a blob was changed or removed meanwhile.
+    :raise FailedPrecondition: it has more layers than Docker takes.
     """
+    if len(record.diff_ids) > DOCKER_LAYERS:
+        raise FailedPrecondition(
+            f"image {record.id} has {len(record.diff_ids)} layers, Docker stacks {DOCKER_LAYERS}; build it "
+            'with fewer, or give the pod a handler with contprovider = "oci"'
+        )
     config_name = f"{record.id.removeprefix('sha256:')}.json"
     names = [f"{i:03d}.tar" for i in range(len(record.manifest.layers))]
     manifest = json.dumps([{"Config": config_name, "RepoTags": None, "Layers": names}]).encode()

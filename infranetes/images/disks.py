@@ -4,8 +4,9 @@
 On disk, under one directory::
 
     sha256/HEX.FORMAT       the disk of the layer with this diff id; never written to again
-    sha256/HEX-HEX.FORMAT   that of a layer with hard links to files of the layers below, which has copies of
-                            these: the second part stands for those layers
+    sha256/HEX-HEX.FORMAT   that of a layer that takes something from the layers below: files to which it has
+                            hard links, attributes of directories: the second part stands for those layers,
+                            which may be none
     sha256/HEX.FORMAT.json  what it was when it was made (`_Made`), by which a change is found
     new/HEX                 a disk that is being made; removed when the daemon starts
 
@@ -33,6 +34,7 @@ from twisted.python.failure import Failure
 
 from infranetes.images.index import Record
 from infranetes.images.layer_disk import LayerDisk, NeedsBelow
+from infranetes.images.manifest import MAX_LAYERS
 from infranetes_common.concurrency import (
     IMAGES,
     Flight,
@@ -47,10 +49,9 @@ from infranetes_common.reactors import IReactor
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-FORMAT = 1
+FORMAT = 2
 """Raised by each change of the builder that makes other bytes of a layer; older files are removed."""
 
-MAX_STACKED = 127  # the most layers, each of them a disk; overlayfs' own limit is a little higher
 MAX_PARALLEL = 4
 _UPON = re.compile("-[0-9a-f]{64}")  # the part of `Source.upon` that stands for the layers below
 
@@ -63,7 +64,8 @@ class DiskSource:
     :ivar blob: the layer as the registry has it.
     :ivar compression: gzip, zstd or "".
     :ivar unpacked: bytes of the uncompressed tar.
-    :ivar below: the diff ids of the layers below, lowest first. :ivar disks_below: their disks, if needed.
+    :ivar below: the diff ids of the layers below, lowest first.
+    :ivar disks_below: their disks; None: the layer may do without them.
     """
 
     diff_id: str
@@ -71,7 +73,7 @@ class DiskSource:
     compression: str
     unpacked: int
     below: tuple[str, ...] = ()
-    disks_below: tuple[Path, ...] = ()
+    disks_below: tuple[Path, ...] | None = None
 
     @property
     def upon(self) -> str:
@@ -87,16 +89,16 @@ def stacked(record: Record, blobs: Path) -> list[DiskSource]:
     :raise FailedPrecondition: they are too many.
     """
     layers = zip(record.diff_ids, record.manifest.layers, record.unpacked, strict=True)
-    found: dict[str, DiskSource] = {}
+    sources: dict[str, DiskSource] = {}
     for index, (diff_id, layer, unpacked) in reversed([*enumerate(layers)]):
         blob = blobs / layer.digest.removeprefix("sha256:")
-        below = record.diff_ids[:index]
-        found.setdefault(diff_id, DiskSource(diff_id, blob, layer.compression, unpacked, tuple(below)))
-    if len(found) > MAX_STACKED:
+        source = DiskSource(diff_id, blob, layer.compression, unpacked, record.diff_ids[:index])
+        sources.setdefault(diff_id, source)
+    if len(sources) > MAX_LAYERS:
         raise FailedPrecondition(
-            f"image {record.id} has {len(found)} layers, a VM can stack {MAX_STACKED}; build it with fewer"
+            f"image {record.id} has {len(sources)} layers, a VM can stack {MAX_LAYERS}; build it with fewer"
         )
-    return [*reversed(found.values())]
+    return [*reversed(sources.values())]
 
 
 class BuiltDisk(Protocol):
@@ -171,36 +173,36 @@ class LayerDisks:
         :raise OSError: there is no room for one.
         :raise InfranetesError: what the maker raises.
         """
-        there = await self._there(layers)
+        disks = await self._there(layers)
         if self._stopped:
             raise Unavailable("the daemon is stopping")
-        lacking = [layer for layer in layers if layer.diff_id not in there]
+        lacking = [layer for layer in layers if layer.diff_id not in disks]
         linked = []
         made = await settled([self._flight(layer.diff_id, layer).join() for layer in lacking])
         for layer, disk in zip(lacking, made, strict=True):
             if isinstance(disk, Failure):
-                if not (disk.check(NeedsBelow) and layer.below):
+                if not disk.check(NeedsBelow):
                     disk.raiseException()
                 linked.append(layer)
             else:
-                there[layer.diff_id] = disk
+                disks[layer.diff_id] = disk
         for layer in linked:  # a lower one first, which the others may link to
-            below = tuple(there[diff_id].path for diff_id in layer.below if diff_id in there)
+            below = tuple(disks[diff_id].path for diff_id in layer.below if diff_id in disks)
             flight = self._flight(layer.upon, attrs.evolve(layer, disks_below=below))
-            there[layer.diff_id] = await flight.join()
-        return [there[layer.diff_id] for layer in layers]
+            disks[layer.diff_id] = await flight.join()
+        return [disks[layer.diff_id] for layer in layers]
 
     async def _there(self, layers: Sequence[DiskSource]) -> dict[str, LayerDisk]:
         """Return the disks of these layers that are there, by diff id."""
         names = [name for layer in layers for name in (layer.diff_id, layer.upon)]
-        found = await self._thread(self._thd_look_at, names)
-        there = {layer.diff_id: found.get(layer.diff_id) or found.get(layer.upon) for layer in layers}
-        return {diff_id: disk for diff_id, disk in there.items() if disk is not None}
+        recorded = await self._thread(self._thd_look_at, names)
+        disks = {layer.diff_id: recorded.get(layer.diff_id) or recorded.get(layer.upon) for layer in layers}
+        return {diff_id: disk for diff_id, disk in disks.items() if disk is not None}
 
     async def lacking(self, layers: Sequence[DiskSource]) -> list[DiskSource]:
         """Return those of the layers that have no disk yet."""
-        there = await self._there(layers)
-        return [layer for layer in layers if layer.diff_id not in there]
+        disks = await self._there(layers)
+        return [layer for layer in layers if layer.diff_id not in disks]
 
     async def sweep(self, needed: Collection[str]) -> None:
         """Remove disks of other layers than those with the diff ids `needed`. None of these is being made."""
@@ -226,9 +228,9 @@ class LayerDisks:
         what = f"making the disk of layer {layer.diff_id}"
         try:
             async with self._gate:
-                there = await self._thread(self._thd_look_at, [name])
-                if name in there:  # another call had it made after this one had looked
-                    return there[name]
+                recorded = await self._thread(self._thd_look_at, [name])
+                if name in recorded:  # another call had it made after this one had looked
+                    return recorded[name]
                 began = self._reactor.seconds()
                 try:
                     await self._thread(self._thd_clear, name)
@@ -258,7 +260,7 @@ class LayerDisks:
 
     def _thd_look_at(self, diff_ids: Iterable[str]) -> dict[str, LayerDisk]:
         """Return the disks that are there and are what was recorded."""
-        found = {}
+        disks = {}
         for diff_id in diff_ids:
             path = self._path(diff_id)
             try:
@@ -269,12 +271,12 @@ class LayerDisks:
             except Exception:  # whatever is wrong with the record, the disk can be made again
                 unchanged = False
             if unchanged:
-                found[diff_id] = LayerDisk(_UPON.sub("", diff_id), path, record.size, record.digest)
+                disks[diff_id] = LayerDisk(_UPON.sub("", diff_id), path, record.size, record.digest)
             else:
                 self._log.warn(
                     "{path} has changed on the disk; it is made again when it is needed", path=str(path)
                 )
-        return found
+        return disks
 
     def _thd_clear(self, diff_id: str) -> None:
         """Remove a disk that was changed; the next one is another file."""

@@ -14,8 +14,8 @@ from infranetes_common.errors import FailedPrecondition
 class LayerDisk:
     """The file. Equal diff ids mean equal bytes, for as long as FORMAT in `disks` is the same.
 
-    If the layer has hard links to files of the layers below, its bytes depend on these too.
-
+    If the layer has hard links to files of the layers below, or files in directories that it does not
+    describe, its bytes depend on these too.
 
     :ivar diff_id: sha256: and 64 hex digits of the layer's uncompressed tar.
     :ivar size: bytes.
@@ -29,4 +29,4 @@ class LayerDisk:
 
 
 class NeedsBelow(FailedPrecondition):
-    """The layer can become a disk only together with the layers below: it has hard links to their files."""
+    """The layer can become a disk only together with the layers below: it takes from them what it lacks."""

@@ -28,10 +28,10 @@ _TAR_HEADER = 512  # bytes
 _TAR_SUM_AT, _TAR_SUM = slice(148, 156), re.compile(rb"[ \0]*([0-7]+)[ \0]*")
 
 
-def compression_of(path: Path, said: str) -> str:
+def compression_of(path: Path, declared: str) -> str:
     """Return how a layer's file is compressed: gzip, zstd or "", by its first bytes.
 
-    :param said: what its manifest says, which counts where these bytes don't tell.
+    :param declared: what its manifest says, which counts where these bytes don't tell.
     """
     with open(path, "rb") as file:
         head = file.read(_TAR_HEADER)
@@ -39,7 +39,7 @@ def compression_of(path: Path, said: str) -> str:
         return "gzip"
     if head.startswith(_ZSTD) or (head[1:4] == _SKIPPABLE and 0x50 <= head[0] <= 0x5F):
         return "zstd"
-    return "" if _begins_tar(head) else said
+    return "" if _begins_tar(head) else declared
 
 
 def _begins_tar(head: bytes) -> bool:

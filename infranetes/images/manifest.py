@@ -19,7 +19,8 @@ from infranetes_common.errors import FailedPrecondition, NotFound
 
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
-MAX_LAYERS = 125  # Docker's limit
+MAX_LAYERS = 200
+"""The largest number of layers that an image may have, which is also what a VM's agent can stack."""
 MAX_INDEX_DEPTH = 3
 
 _OCI = "application/vnd.oci.image."
@@ -31,9 +32,13 @@ _LAYERS = {
     _OCI + "layer.v1.tar": "",
     _OCI + "layer.v1.tar+gzip": "gzip",
     _OCI + "layer.v1.tar+zstd": "zstd",
+    _OCI + "layer.nondistributable.v1.tar": "",
+    _OCI + "layer.nondistributable.v1.tar+gzip": "gzip",
+    _OCI + "layer.nondistributable.v1.tar+zstd": "zstd",
     _DOCKER + "image.rootfs.diff.tar": "",
     _DOCKER + "image.rootfs.diff.tar.gzip": "gzip",
     _DOCKER + "image.rootfs.diff.tar.zstd": "zstd",
+    _DOCKER + "image.rootfs.foreign.diff.tar.gzip": "gzip",
 }
 # As kernels call them, and some builders, and as images are to say it.
 _ARCHITECTURES = {
@@ -190,8 +195,8 @@ def require_platform(config: Config, platform: str, where: str) -> None:
 
     :raise FailedPrecondition: it is for another platform.
     """
-    for has, wanted in zip(config.platform.split("/"), platform.split("/"), strict=False):
-        if has and has != wanted:
+    for has, needed in zip(config.platform.split("/"), platform.split("/"), strict=False):
+        if has and has != needed:
             raise FailedPrecondition(f"image {where} is for {config.platform}, pods here run {platform}")
 
 
@@ -213,8 +218,10 @@ def _manifest(document: Mapping[str, object], digest: str, where: str, disks: bo
     if not isinstance(entries, list):
         raise _garbage(where, "its manifest has no list of layers")
     if len(entries) > MAX_LAYERS:
-        raise FailedPrecondition(f"image {where} has {len(entries)} layers, {MAX_LAYERS} can be stacked")
-    found = []
+        raise FailedPrecondition(
+            f"image {where} has {len(entries)} layers, {MAX_LAYERS} can be stacked; build it with fewer"
+        )
+    stacked = []
     for entry in entries:
         described = _descriptor(entry, where)
         if described.media_type not in _LAYERS:
@@ -223,8 +230,8 @@ def _manifest(document: Mapping[str, object], digest: str, where: str, disks: bo
                 "plain, gzip and zstd tars can be run"
             )
         compression = _LAYERS[described.media_type]
-        found.append(Layer(described.digest, described.size, compression))
-    return Manifest(digest, config.digest, config.size, tuple(found))
+        stacked.append(Layer(described.digest, described.size, compression))
+    return Manifest(digest, config.digest, config.size, tuple(stacked))
 
 
 def _may_be_disk(config: str, layer: str) -> bool:
@@ -245,22 +252,22 @@ def _choose(document: Mapping[str, object], platform: str, where: str) -> str:
     entries = [] if entries is None else entries
     if not isinstance(entries, list):
         raise _garbage(where, "its index has no list of manifests")
-    offered, found = [], []
+    offered, candidates = [], []
     for entry in entries:
         described = _descriptor(entry, where)
         has = entry.get("platform")
         if described.media_type not in _MANIFESTS + _INDEXES or not isinstance(has, dict | None):
             continue
         if has is None:  # a nested index may have it, and an image's configuration may say it
-            found.append((2 if described.media_type in _INDEXES else 3, described.digest))
+            candidates.append((2 if described.media_type in _INDEXES else 3, described.digest))
             continue
         offered.append(_platform_of(has.get("os"), has.get("architecture")))
         if offered[-1] == platform:
-            found.append((int(has.get("variant") not in (None, "", "v1", "v7", "v8")), described.digest))
-    if not found:
+            candidates.append((int(has.get("variant") not in (None, "", "v1", "v7", "v8")), described.digest))
+    if not candidates:
         listed = ", ".join(sorted(set(offered)))[:200] or "nothing"
         raise NotFound(f"image {where} has nothing for {platform}; it has {listed}")
-    return min(found, key=lambda pair: pair[0])[1]
+    return min(candidates, key=lambda pair: pair[0])[1]
 
 
 def _descriptor(entry: object, where: str) -> _Descriptor:

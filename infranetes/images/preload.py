@@ -70,16 +70,16 @@ async def gather_disks(
     store: Preloadable, names: Sequence[str], progress: Callable[[str], None]
 ) -> Sequence[LayerDisk]:
     """Return the layers of these images as disks, each once. Fails as little as `gather`."""
-    found: dict[str, LayerDisk] = {}
+    disks: dict[str, LayerDisk] = {}
     for name in names:
         image = await _image(store, name, progress)
         if image is None:
             continue
         try:
-            found |= {disk.diff_id: disk for disk in await store.disks(image.id)}
+            disks |= {disk.diff_id: disk for disk in await store.disks(image.id)}
         except InfranetesError as error:
             _log.warn("VMs start without image {image}: {error}", image=name, error=error)
-    return list(found.values())
+    return list(disks.values())
 
 
 async def _gather(

@@ -17,11 +17,12 @@ from twisted.logger import Logger
 
 from infranetes.images import layers, manifest
 from infranetes.images.auth import RegistryCredentials
+from infranetes.images.blobs import STALL_SECONDS, thd_fetch
 from infranetes.images.config import ImagesConfig
 from infranetes.images.index import Record
 from infranetes.images.manifest import Layer, Manifest
 from infranetes.images.reference import Reference
-from infranetes.images.skopeo import Skopeo
+from infranetes.images.skopeo import MixedMediaTypes, Skopeo
 from infranetes_common.concurrency import IMAGES, backoff, run_in_thread, sleep
 from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from infranetes_common.reactors import IReactor
@@ -53,44 +54,60 @@ class Puller:
         self._skopeo = Skopeo(reactor, config)
 
     async def pull(
-        self, asked: Reference, auth: RegistryCredentials | None, verified: Verified, use: Use
+        self, requested: Reference, auth: RegistryCredentials | None, verified: Verified, use: Use
     ) -> Record:
-        """Return the image with just the reference that was asked for. Raises as `ImageStore.pull`."""
+        """Return the image with just the reference that was requested. Raises as `ImageStore.pull`."""
         work = self._pulls / secrets.token_hex(8)
         await run_in_thread(self._reactor, os.mkdir, work, 0o700)
         try:
-            return await self._retried(asked, lambda: self._fetch(asked, auth, work, verified, use))
+            return await self._retried(requested, lambda: self._fetch(requested, auth, work, verified, use))
         finally:
             remove = partial(shutil.rmtree, work, ignore_errors=True)
             await run_in_thread(self._reactor, remove, purpose=IMAGES)
 
     async def _fetch(
-        self, asked: Reference, auth: RegistryCredentials | None, work: Path, verified: Verified, use: Use
+        self, requested: Reference, auth: RegistryCredentials | None, work: Path, verified: Verified, use: Use
     ) -> Record:
-        where = str(asked)
-        top, found = "", asked
+        where = str(requested)
+        top, reference = "", requested
         for _ in range(manifest.MAX_INDEX_DEPTH):
-            data = await self._skopeo.manifest(found, auth, str(work))
+            data = await self._skopeo.manifest(reference, auth, str(work))
             digest = manifest.digest_of(data)
-            if found.digest not in ("", digest):
-                raise Unavailable(f"image {found}: the registry sent another manifest, {digest}")
+            if reference.digest not in ("", digest):
+                raise Unavailable(f"image {reference}: the registry sent another manifest, {digest}")
             top = top or digest
             read = manifest.read(data, self._config.effective_platform, where, disks=True)
             if isinstance(read, Manifest):
                 break
-            found = asked.at(read)
+            reference = requested.at(read)
         else:
             raise FailedPrecondition(f"image {where}: its index points to another index, not to an image")
         await use(read.blobs)
         await run_in_thread(self._reactor, self._check_room, read)
-        await self._skopeo.copy(
-            asked.at(read.digest),
-            auth,
-            str(work),
-            str(self._blobs.parent),
-            lambda: run_in_thread(self._reactor, self._progress, work, read, where),
-        )
-        return await self._examine(read, asked, asked.at(top), verified)
+        try:
+            await self._skopeo.copy(
+                requested.at(read.digest),
+                auth,
+                str(work),
+                str(self._blobs.parent),
+                lambda: run_in_thread(self._reactor, self._progress, work, read, where),
+            )
+        except MixedMediaTypes:
+            await self._fetch_blobs(requested.at(read.digest), auth, work, read)
+        return await self._examine(read, requested, requested.at(top), verified)
+
+    async def _fetch_blobs(
+        self, image: Reference, auth: RegistryCredentials | None, work: Path, read: Manifest
+    ) -> None:
+        """Fetch what skopeo, which has applied the policy, does not: the manifest has mixed media types."""
+        origin = await self._skopeo.origin(image, auth, str(work))
+        for digest, size in read.blobs.items():
+            target = self._blob(digest)
+            if not target.exists():
+                stop = threading.Event()
+                seconds = min(self._config.stall_seconds, STALL_SECONDS)
+                arguments = (origin, digest, size, work, target, seconds, stop)
+                await run_in_thread(self._reactor, thd_fetch, *arguments, on_cancel=stop.set, purpose=IMAGES)
 
     async def _examine(self, read: Manifest, asked: Reference, top: Reference, verified: Verified) -> Record:
         """Check that what was fetched is one image whose parts belong together."""
@@ -105,28 +122,28 @@ class Puller:
         tags = frozenset() if asked.digest else frozenset([str(asked)])
         digests = frozenset([str(top)])
         if read.disk:
-            told = manifest.read_disk_config(data)
-            manifest.require_platform(told, self._config.effective_platform, where)
+            disk_config = manifest.read_disk_config(data)
+            manifest.require_platform(disk_config, self._config.effective_platform, where)
             return Record(read, (), (), "", tags, digests)
         config = manifest.read_config(data, read, where)
         manifest.require_platform(config, self._config.effective_platform, where)
         read = attrs.evolve(read, layers=await run_in_thread(self._reactor, self._thd_as_they_are, read))
-        known = dict(verified)
+        sizes = dict(verified)
         unpacked = []
         for layer, diff_id in zip(read.layers, config.diff_ids, strict=True):
-            if (layer.digest, diff_id) not in known:
+            if (layer.digest, diff_id) not in sizes:
                 stop = threading.Event()
                 arguments = (self._blob(layer.digest), layer.compression, self._config.max_layer_bytes, stop)
-                found, size = await run_in_thread(
+                unpacked_digest, size = await run_in_thread(
                     self._reactor, layers.measure, *arguments, on_cancel=stop.set, purpose=IMAGES
                 )
-                if found != diff_id:
+                if unpacked_digest != diff_id:
                     raise FailedPrecondition(
-                        f"image {where}: layer {layer.digest} unpacks to {found}, "
+                        f"image {where}: layer {layer.digest} unpacks to {unpacked_digest}, "
                         f"its configuration says {diff_id}"
                     )
-                known[layer.digest, diff_id] = size
-            unpacked.append(known[layer.digest, diff_id])
+                sizes[layer.digest, diff_id] = size
+            unpacked.append(sizes[layer.digest, diff_id])
         return Record(read, config.diff_ids, tuple(unpacked), config.user, tags, digests)
 
     def _thd_as_they_are(self, read: Manifest) -> tuple[Layer, ...]:
@@ -153,9 +170,9 @@ class Puller:
                 await sleep(self._reactor, pause)
         return await attempt()
 
-    def _check_room(self, wanted: Manifest) -> None:
+    def _check_room(self, image: Manifest) -> None:
         """Refuse before the disk is full rather than after."""
-        missing = sum(s for d, s in wanted.blobs.items() if not self._blob(d).exists())
+        missing = sum(s for d, s in image.blobs.items() if not self._blob(d).exists())
         stat = os.statvfs(self._blobs)
         if missing > stat.f_bavail * stat.f_frsize:
             raise ResourceExhausted(
@@ -163,19 +180,19 @@ class Puller:
                 f"the image needs {missing}; remove images or make room"
             )
 
-    def _progress(self, work: Path, wanted: Manifest, where: str) -> int:
+    def _progress(self, work: Path, image: Manifest, where: str) -> int:
         """Return how many bytes have come so far.
 
         :raise FailedPrecondition: they are more than the manifest says.
         """
-        here = sum(size for digest, size in wanted.blobs.items() if self._blob(digest).exists())
+        here = sum(size for digest, size in image.blobs.items() if self._blob(digest).exists())
         for parent, _, files in os.walk(work):
             for name in files:
                 try:
                     here += os.lstat(os.path.join(parent, name)).st_size
                 except FileNotFoundError:
                     continue
-        if here > sum(wanted.blobs.values()) + SLACK_BYTES:
+        if here > sum(image.blobs.values()) + SLACK_BYTES:
             raise FailedPrecondition(f"image {where}: the registry sends more than its manifest says")
         return here
 

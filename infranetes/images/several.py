@@ -88,7 +88,7 @@ class SeveralStores:
 
     def cached(self, image_id: str) -> Image | None:
         """Return the image with this id, if a store knows it; None: none does."""
-        return next((found for store in self._stores.values() if (found := store.cached(image_id))), None)
+        return next((image for store in self._stores.values() if (image := store.cached(image_id))), None)
 
     async def remove(self, name_or_id: str) -> None:
         """Remove the image under all of its names. Idempotent."""
@@ -134,20 +134,20 @@ class SeveralStores:
         return self._stores[self._found(image_id)[0]]
 
     def _found(self, name_or_id: str) -> tuple[str, Image]:
-        found: dict[str, Image] = {}
+        images: dict[str, Image] = {}
         for name, store in self._stores.items():
             others = store is not self._own and not name_or_id.startswith(name + DOMAIN)
             if others and not _may_be_id(name_or_id):
                 continue
             try:
-                found[name] = store.resolve(name_or_id)
+                images[name] = store.resolve(name_or_id)
             except NotFound:
                 continue
-        if len(found) > 1:
-            raise InvalidArgument(f"image {name_or_id[:300]!r} may be one of {len(found)}; give more digits")
-        if not found:
+        if len(images) > 1:
+            raise InvalidArgument(f"image {name_or_id[:300]!r} may be one of {len(images)}; give more digits")
+        if not images:
             raise NotFound(f"image {name_or_id[:300]!r} is not on this node; pull it")
-        return next(iter(found.items()))
+        return next(iter(images.items()))
 
 
 def as_one(stores: Mapping[str, Store]) -> Store | SeveralStores:

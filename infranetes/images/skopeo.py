@@ -11,13 +11,16 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+import attrs
 from twisted.internet.defer import TimeoutError
 
 from infranetes.images.auth import RegistryCredentials
+from infranetes.images.blobs import Origin, thd_credentials_in
 from infranetes.images.config import ImagesConfig, default_policy
 from infranetes.images.manifest import MAX_MANIFEST_BYTES
 from infranetes.images.reference import Reference
 from infranetes_common.commands import Command, Output, Running
+from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import (
     FailedPrecondition,
     InfranetesError,
@@ -38,8 +41,16 @@ INHERITED = re.compile(
     r"|(?i:https?_proxy|no_proxy|all_proxy)"
 )
 
+# It is said of a manifest that has come, which the policy allows.
+_MIXED = "unsupported docker v2s2 media type: "
+_GET = re.compile(r'level=debug msg="GET (https?://[^ "?\\]+/v2/[^ "?\\]+)/manifests/')
+
 #: Returns how far a step is, as any number that grows; raises to end the step.
 Watch = Callable[[], Awaitable[int]]
+
+
+class MixedMediaTypes(FailedPrecondition):
+    """The manifest is of Docker's kind, and has layers that are not, in its own words; its policy is kept."""
 
 
 class Skopeo:
@@ -54,7 +65,7 @@ class Skopeo:
         with _in_memory(reference, auth) as secret:
             source = self._source(reference, secret, "--tls-verify", "--authfile")
             words = ["inspect", "--raw", *source]
-            return await self._run(words, secret, reference, directory, MAX_MANIFEST_BYTES, None)
+            return (await self._run(words, secret, reference, directory, MAX_MANIFEST_BYTES, None)).stdout
 
     async def copy(
         self, reference: Reference, auth: RegistryCredentials | None, directory: str, blobs: str, watch: Watch
@@ -69,6 +80,27 @@ class Skopeo:
             blobs_in = f"--dest-shared-blob-dir={blobs}"
             words = ["copy", "--quiet", "--preserve-digests", blobs_in, *source, "oci:layout"]
             await self._run(words, secret, reference, directory, STDOUT_BYTES, watch)
+
+    async def origin(self, reference: Reference, auth: RegistryCredentials | None, directory: str) -> Origin:
+        """Return where skopeo gets an image from: its registry, or a mirror.
+
+        :raise FailedPrecondition: it does not say."""
+        with _in_memory(reference, auth) as secret:
+            source = self._source(reference, secret, "--tls-verify", "--authfile")
+            words = ["--debug", "inspect", "--raw", *source]
+            output = await self._run(words, secret, reference, directory, MAX_MANIFEST_BYTES, None)
+        gets = _GET.findall(output.stderr.decode(errors="replace"))
+        if not gets:
+            raise FailedPrecondition(f"image {reference}: skopeo does not say from where it gets it")
+        credentials = auth
+        if credentials is None and self._config.auth_file:
+            credentials = await run_in_thread(
+                self._reactor, thd_credentials_in, self._config.auth_file, reference.registry
+            )
+        verified = reference.registry not in self._config.insecure_registries
+        origin = Origin(gets[-1], credentials, verified)
+        at_home = origin.host.removeprefix("registry-1.") == reference.registry
+        return origin if at_home else attrs.evolve(origin, credentials=None)  # a mirror
 
     def _source(self, reference: Reference, secret: Sequence[int], tls: str, auth_file: str) -> list[str]:
         words = []
@@ -88,7 +120,8 @@ class Skopeo:
         directory: str,
         most: int,
         watch: Watch | None,
-    ) -> bytes:
+    ) -> Output:
+        """Run skopeo to its end. Raises what it fails for."""
         # So that skopeo does not outlive a daemon that is killed.
         whole = ["setpriv", "--pdeathsig", "KILL", "--", self._config.skopeo]
         if self._config.registries_conf:
@@ -103,7 +136,7 @@ class Skopeo:
         if output.cut:
             raise FailedPrecondition(f"the registry's answer for image {reference} is over {most} bytes")
         if output.code == 0:
-            return output.stdout
+            return output
         said = output.stderr.decode(errors="replace")
         if output.code == 127 and "setpriv" in said:
             raise FailedPrecondition(
@@ -175,14 +208,18 @@ _WORDS: tuple[tuple[str, type[InfranetesError], str], ...] = (
 )  # fmt: skip
 
 
-def classify(said: str, reference: Reference) -> InfranetesError:
+def classify(output: str, reference: Reference) -> InfranetesError:
     """Return the error that skopeo's output means."""
-    fatal = re.findall(r'level=fatal msg="((?:[^"\\]|\\.)*)"', said)
-    words = re.sub(r"\\(.)", lambda m: " " if m[1] in "nrt" else m[1], fatal[-1]) if fatal else said
+    fatal = re.findall(r'level=fatal msg="((?:[^"\\]|\\.)*)"', output)
+    words = re.sub(r"\\(.)", lambda m: " " if m[1] in "nrt" else m[1], fatal[-1]) if fatal else output
     # The image's name must not be taken for a cause of the failure.
     stripped = words.replace(str(reference), "IMAGE").replace(reference.repository, "REPOSITORY")
     end = redacted_end(words.strip(), MOST_WORDS)
     shown = "".join(c if c.isprintable() else " " for c in end).strip() or "skopeo gave no reason"
+    short = str(reference).removeprefix("docker.io/")  # as skopeo says it
+    names = (str(reference), short, short.removeprefix("library/"))
+    if words.startswith(tuple(f"initializing image from source docker://{name}: {_MIXED}" for name in names)):
+        return MixedMediaTypes(f"image {reference}: {shown}")
     for pattern, kind, meaning in _WORDS:
         if re.search(pattern, stripped):
             return kind(f"image {reference}: {meaning} ({shown})")

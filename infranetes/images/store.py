@@ -201,12 +201,12 @@ class ImageStore:
 
         Of an artifact that is a disk it may be anything, and is `{}` if it is no JSON object.
         """
-        found = self._record(image_id).manifest
+        manifest = self._record(image_id).manifest
         try:
-            data = await self._thread(self._blob(found.config_digest).read_bytes)
+            data = await self._thread(self._blob(manifest.config_digest).read_bytes)
         except OSError:
             raise NotFound(f"image {image_id} is not on this node any more; pull it") from None
-        return data if not found.disk or is_object(data) else b"{}"
+        return data if not manifest.disk or is_object(data) else b"{}"
 
     @property
     def directory(self) -> Path:
@@ -223,9 +223,9 @@ class ImageStore:
 
         :raise NotFound: no image has this id.
         """
-        found = self._record(image_id).manifest
-        layers = tuple(LayerFile(self._blob(layer.digest), layer.compression) for layer in found.layers)
-        return ImageFiles(layers, found.disk, "" if not found.disk else found.layers[0].digest)
+        manifest = self._record(image_id).manifest
+        layers = tuple(LayerFile(self._blob(layer.digest), layer.compression) for layer in manifest.layers)
+        return ImageFiles(layers, manifest.disk, "" if not manifest.disk else manifest.layers[0].digest)
 
     def sweep_beside(self, sweep: Callable[[Collection[str]], Awaitable[None]]) -> None:
         """Have `sweep` called after each change, with the ids of all images that are there or held.

@@ -43,6 +43,7 @@ IDLE_SECONDS = 180.0  # without a byte; a watch has a bookmark about every minut
 MAX_LINE = 16 << 20  # bytes of one event
 MAX_LIST = 4 << 30  # bytes of one answer, which is not kept in memory
 MAX_REFUSAL = 4096
+MAX_ANSWER = 256 * 1024
 _CONTENT_TYPES = {"POST": "application/json", "PATCH": "application/strategic-merge-patch+json"}
 
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
@@ -101,6 +102,12 @@ class ApiServer(Requests):
 
     async def create(self, path: str, document: object) -> None:
         await self._ask("POST", path, _Ignored(self._reactor), document=document)
+
+    async def answer(self, path: str, document: object) -> bytes:
+        """Create an object from JSON, such as a review; return the answer, of at most MAX_ANSWER bytes."""
+        body = _Answer(self._reactor)
+        await self._ask("POST", path, body, document=document)
+        return body.content
 
     async def merge(self, path: str, document: object) -> None:
         await self._ask("PATCH", path, _Ignored(self._reactor), document=document)
@@ -271,14 +278,22 @@ class _Ignored(_Body):
         pass
 
 
-class _Refusal(_Body):
-    """A body of an error, of at most MAX_REFUSAL bytes. :ivar content: what has arrived."""
+class _Answer(_Body):
+    """A body of a bounded size. :ivar content: what has arrived."""
+
+    most = MAX_ANSWER
 
     def __init__(self, reactor: IReactor) -> None:
         super().__init__(reactor)
         self.content = b""
 
     def received(self, data: bytes) -> None:
-        if len(self.content) + len(data) > MAX_REFUSAL:
-            raise ValueError(f"it has over {MAX_REFUSAL} bytes")
+        if len(self.content) + len(data) > self.most:
+            raise ValueError(f"it has over {self.most} bytes")
         self.content += data
+
+
+class _Refusal(_Answer):
+    """A body of an error."""
+
+    most = MAX_REFUSAL

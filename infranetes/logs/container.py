@@ -38,6 +38,22 @@ _log = Logger()
 Read = Callable[[str], AsyncGenerator[vmserver.LogRecord, None]]
 
 
+async def make_file(reactor: IReactor, path: Path, in_thread: InThread = batched) -> None:
+    """Make a log's file, and the directories to it, where they are missing.
+
+    :raise ResourceExhausted: there is no room for it. :raise FailedPrecondition: it can't be made.
+    """
+    try:
+        await in_thread(reactor, LogFiles().current, path)
+    except OSError as error:
+        raise _as_refusal(path, "made", error) from None
+
+
+def _as_refusal(path: Path, what: str, error: OSError) -> InfranetesError:
+    kind = ResourceExhausted if error.errno in (errno.ENOSPC, errno.EDQUOT) else FailedPrecondition
+    return kind(f"the log {path} can't be {what}: {error.strerror}; make room or look there")
+
+
 class ContainerLog:
     """Writes a container's records into the file at `path` until the container has ended.
 
@@ -96,10 +112,7 @@ class ContainerLog:
         try:
             await self._writer.reopen()
         except OSError as error:
-            kind = ResourceExhausted if error.errno in (errno.ENOSPC, errno.EDQUOT) else FailedPrecondition
-            raise kind(
-                f"the log {self._path} can't be reopened: {error.strerror}; make room or look there"
-            ) from None
+            raise _as_refusal(self._path, "reopened", error) from None
 
     async def stop(self) -> None:
         """Stop writing and save the position, from which a later log continues. Idempotent."""

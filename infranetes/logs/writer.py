@@ -67,7 +67,7 @@ _TIME = re.compile(rb"^.{1,%d}" % len(timestamp(0)), re.MULTILINE)
 
 def _untimed(lines: bytes) -> bytes:
     """Return whole lines, the last of which may be cut, without their times, and as long."""
-    return _TIME.sub(lambda found: b"-" * len(found[0]), lines)
+    return _TIME.sub(lambda time: b"-" * len(time[0]), lines)
 
 
 class LogWriter:
@@ -123,11 +123,11 @@ class LogWriter:
         data = render(record)
         self.cursor = record.cursor
         if self._tail:
-            known = min(len(data), len(self._tail) - self._matched)
-            there = self._tail[self._matched : self._matched + known]
-            if there == data[:known] or _untimed(there) == _untimed(data[:known]):
-                data = data[known:]
-                self._matched += known
+            common = min(len(data), len(self._tail) - self._matched)
+            in_file = self._tail[self._matched : self._matched + common]
+            if in_file == data[:common] or _untimed(in_file) == _untimed(data[:common]):
+                data = data[common:]
+                self._matched += common
             else:
                 self._warn_of_strange_lines()
                 self._matched = len(self._tail)
@@ -268,9 +268,9 @@ class LogWriter:
         saved = self._saved
         if saved is not None:
             try:
-                found = await self._thread(self._files.find, self._path, saved.inode)
-                if found.size >= saved.size:
-                    await self._resume_in(found, saved)
+                file = await self._thread(self._files.find, self._path, saved.inode)
+                if file.size >= saved.size:
+                    await self._resume_in(file, saved)
                     self._resumed = True
                     return
             except Gone:
@@ -281,10 +281,10 @@ class LogWriter:
         await self._switch(await self._thread(self._files.current, self._path))
         self._resumed = True
 
-    async def _resume_in(self, found: Found, saved: Checkpoint) -> None:
+    async def _resume_in(self, file: Found, saved: Checkpoint) -> None:
         self._tail = await self._thread(self._files.tail, self._path, saved.inode, saved.size)
         self._end = saved.size + len(self._tail)
-        self._move = not found.at_path and await self._thread(self._files.at, self._path) != 0
+        self._move = not file.at_path and await self._thread(self._files.at, self._path) != 0
         if self._move and not self._tail:
             await self._switch(await self._thread(self._files.current, self._path))
             self._move = False
@@ -292,26 +292,26 @@ class LogWriter:
     async def _reopen(self) -> None:
         # The buffer is written whole, so the old file ends with a record, unless it has a tail.
         await self._resume()
-        there = await self._thread(self._files.at, self._path)
-        if there == self._written.inode:
+        inode = await self._thread(self._files.at, self._path)
+        if inode == self._written.inode:
             return
-        found = await self._thread(self._files.current, self._path)
+        file = await self._thread(self._files.current, self._path)
         if self._tail or self._torn:
             self._move = True
             return
         try:
-            await self._switch(found)
+            await self._switch(file)
         except Exception:
-            if not there:
+            if not inode:
                 await self._thread(self._path.unlink)
             raise
 
-    async def _switch(self, found: Found) -> None:
+    async def _switch(self, file: Found) -> None:
         """Write into another file from now on; save a checkpoint that says so first."""
-        target = Checkpoint(self._written.cursor, found.inode, found.size)
+        target = Checkpoint(self._written.cursor, file.inode, file.size)
         await self._save(target)
         self._saved = self._written = target
-        self._end = found.size
+        self._end = file.size
 
     async def _checkpoint(self) -> None:
         if self._timer is not None:

@@ -44,15 +44,15 @@ class ClockReading:
 
 
 async def read_clock(
-    asked: Callable[[], Awaitable[vmserver.InfoResponse]], now: Callable[[], int]
+    ask: Callable[[], Awaitable[vmserver.InfoResponse]], now: Callable[[], int]
 ) -> tuple[vmserver.InfoResponse, ClockReading]:
     """Ask an agent for its info; return that and the reading of its clock.
 
-    :param asked: makes the Info call. :param now: returns the node's time, nanoseconds since 1970 UTC.
+    :param ask: makes the Info call. :param now: returns the node's time, nanoseconds since 1970 UTC.
     :raise InfranetesError: the agent can't be asked.
     """
     earliest = now()
-    info = await asked()
+    info = await ask()
     return info, ClockReading(info.now_nanos, info.steady_nanos, earliest, now())
 
 

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import Interface
 
+from infranetes.machines.keeping import IKeepAgent
 from infranetes.machines.sessions import PortForwardCall, SessionCall
 from infranetes.providers.interface import MemoryRange
 from infranetes_common.filesync.manifest import Bounds, Change, Entry, Manifest
@@ -378,6 +379,7 @@ class IAgent(
     IDiskAgent,
     INfsAgent,
     IShellAgent,
+    IKeepAgent,
 ):
     """All that the node asks of one VM. Connects when it is first used, and again after a loss."""
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import attrs
@@ -54,6 +55,7 @@ from infranetes.providers.interface import (
     VmRequest,
     launched_with,
 )
+from infranetes.providers.stopping import IStopsVms
 from infranetes_common.concurrency import Flight, backoff, sleep, start, within
 from infranetes_common.errors import (
     DeadlineExceeded,
@@ -134,19 +136,23 @@ class PodMachine:
         request: VmRequest,
         deadline: float,
         connected: Callable[[], None] = lambda: None,
+        kept: Path | None = None,
+        brief: bool = False,
     ) -> BroughtUp:
         """Launch the VM, or find the one that was launched before, and wait until its agent answers.
 
         :param request: for a VM that is still to be made.
         :param deadline: by the context's clock.
         :param connected: called when there is a client of the agent, before the agent has answered.
+        :param kept: the directory of the kept state that a VM starts from which is still to be made.
+        :param brief: the VM is needed only until its agent has answered.
         :raise InfranetesError: some step failed; there may be a VM."""
         began = self._context.clock.seconds()
         if self.facts.agent_host:
             with self.timeline.step("the VM that was made before is waited for", launch=LaunchStep.BOOT):
                 instance = await self._wait_for_known(deadline)
         else:
-            instance = await self._launch_and_wait(request, deadline)
+            instance = await self._launch_and_wait(request, deadline, kept, brief)
         vm_seconds = self._context.clock.seconds() - began
         client = self.connect()
         connected()
@@ -326,6 +332,20 @@ class PodMachine:
             return None
         return self.instance
 
+    async def stop_vm(self, seconds: float) -> None:
+        """Close the agent's client for good, and have the provider, which can, stop the VM. Idempotent.
+
+        :raise InfranetesError: it is not stopped, as far as is known."""
+        self.disconnect()
+        provider, instance_id = self._context.provider, self.facts.instance_id
+        if not IStopsVms.providedBy(provider):
+            raise FailedPrecondition(f"VMs of provider {provider.name} can't be stopped and started again")
+        stopping = self._asked("stop_vm", lambda: provider.stop_vm(instance_id, seconds))
+        with self.timeline.step("the VM is stopped", launch=LaunchStep.CONFIGURE):
+            self.instance = await within(
+                self._context.clock, seconds + MARGIN_SECONDS, stopping, f"the stop of VM {instance_id}"
+            )
+
     async def place(self, cgroup_parent: str, size: Size) -> None:
         """Have the VM count in a control group of the node, if it is a process there. Idempotent.
 
@@ -346,9 +366,11 @@ class PodMachine:
         context = self._context
         return await call_to_provider(context.observer, context.clock, context.provider.name, method, call)
 
-    async def _launch_and_wait(self, request: VmRequest, deadline: float) -> Instance:
+    async def _launch_and_wait(
+        self, request: VmRequest, deadline: float, kept: Path | None, brief: bool
+    ) -> Instance:
         provider = self._context.provider
-        spec, what = self._spec(request), "the provider is asked for a VM"
+        spec, what = attrs.evolve(self._spec(request, brief), kept=kept), "the provider is asked for a VM"
         with self.timeline.step(what, provider.name, launch=LaunchStep.REQUEST) as step:
             self._launch = Flight(self._asked("launch", lambda: provider.launch(spec)))
             self.instance = instance = await self._launch.join()
@@ -387,9 +409,9 @@ class PodMachine:
             self._context.clock, left + MARGIN_SECONDS, waiting, f"the VM of sandbox {self.id}"
         )
 
-    def _spec(self, request: VmRequest) -> InstanceSpec:
+    def _spec(self, request: VmRequest, brief: bool) -> InstanceSpec:
         """Return the VM to make. Its first certificate comes with it, and is noted in the record."""
-        signed = first_certificate(self._context, self.id)
+        signed = first_certificate(self._context, self.id, brief=brief)
         self._owner.note(_certified(self.facts, signed))
         return instance_spec(self._context, self.facts, request, signed)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pool: VMs that are booted and wait for a pod.
+"""The pool: VMs that wait for a pod, booted, or stopped after a first boot.
 
 What each state means, and why a VM is never used twice, stands in `pool_record`. A VM of the pool has from
 the beginning the id of the sandbox that it becomes, so its tags and names in the IaaS and the name in its
@@ -9,8 +9,13 @@ the rest of its configuration over the channel.
     what happens              here                              the store                  the provider
     a size lacks one          BOOTING, its launch begins        pool: BOOTING              asked, by token
     it is up                  IDLE                              pool: IDLE                 RUNNING
+    it is to be stopped       as BOOTING, but PREPARING;        pool: PREPARING,           RUNNING, then
+                              then STOPPING, STOPPED            STOPPING, STOPPED          STOPPED
     a pod claims it           asked if it lives; then its       one write: pool to         nothing
                               PodMachine is handed over         sandboxes, LAUNCHING
+    or it claims a stopped    the same, unasked                 the same, without its      asked, by token:
+    one, if none is IDLE                                        VM: a token that is        starts it, or
+                                                                asked for                  makes another
     the daemon is killed      the next one goes on from the store: boots, keeps or ends the VM, or finishes
                               the pod's launch with that very VM
     found dead, or drained    ENDING, destroyed, then forgotten pool: ENDING, deleted      destroyed
@@ -19,6 +24,7 @@ the rest of its configuration over the channel.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import attrs
@@ -32,23 +38,24 @@ from infranetes.machines.ids import new_id
 from infranetes.machines.pod_machine import PodMachine
 from infranetes.machines.pool_config import PoolConfig
 from infranetes.machines.pool_context import Adopt, PoolContext
-from infranetes.machines.pool_record import PoolRecord, PoolState
-from infranetes.machines.pooled import SHARED, Member, Pace, Purpose, smallest, wants_own_vm
+from infranetes.machines.pool_record import BOOTS, PoolRecord, PoolState
+from infranetes.machines.pooled import SHARED, Member, Pace, Purpose, check_stops, smallest, wants_own_vm
 from infranetes.observer import Launch, LaunchKind, LaunchStep, reason_of
-from infranetes.providers.interface import Instance, InstanceState, Size, VmRequest
+from infranetes.providers.interface import Instance, InstanceState, Size
 from infranetes.tracing.spans import on_its_own, step
 from infranetes_common.concurrency import Flight, settled, shielded, start
-from infranetes_common.errors import FailedPrecondition, InfranetesError
+from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 
 DRAINED = "pool_drained"  # the setting in the store
 PROBE_SECONDS = 5.0  # how long a check waits for an idle VM's agent
+STOP_SECONDS = 900.0  # in which a VM has to be stopped
 CLAIMED_SECONDS = 10.0  # within which the pod's launch goes on
 MOST_FAILURES = 2  # checks in a row that an agent may leave unanswered
 _log = Logger()
 
 
 class Pool:
-    """Keeps as many VMs of each size booted as the configuration says.
+    """Keeps as many VMs of each size waiting as the configuration says.
 
     :param purpose: whose pods may have them.
     :ivar members: its VMs by their ids. :ivar drained: whether it makes none until `fill`.
@@ -86,7 +93,7 @@ class Pool:
         """Go on with what was under way, and fill up, now that the provider has started."""
         self._ready = True
         for member in list(self.members.values()):
-            if member.state is PoolState.BOOTING and member.booting is None:
+            if member.state in (*BOOTS, PoolState.STOPPING) and member.booting is None:
                 self._boot(member)
             elif member.state is PoolState.ENDING:
                 self._ending(member)
@@ -112,8 +119,13 @@ class Pool:
         """The VMs that a pod could have."""
         return [one for one in self.members.values() if one.state is PoolState.IDLE and not one.taken]
 
+    def stopped(self) -> list[Member]:
+        """The VMs that a pod could have once they are started."""
+        return [one for one in self.members.values() if one.state is PoolState.STOPPED and not one.taken]
+
     async def claim(self, size: Size, annotations: Iterable[str], adopt: Adopt, zone: str = "") -> bool:
-        """Hand an idle VM that is large enough to a pod with these annotations' keys, through `adopt`.
+        """Hand an idle VM that is large enough, or else a stopped one, to a pod with these annotations' keys,
+        through `adopt`.
 
         :param zone: where it has to be; "": anywhere.
         :return: False: there is none.
@@ -123,6 +135,11 @@ class Pool:
         while (member := smallest(self.idle(), size, zone)) is not None:
             with step("claim a VM of the pool"):
                 if await self._claim(member, adopt):
+                    return True
+        while (member := smallest(self.stopped(), size, zone)) is not None:
+            with step("claim a stopped VM of the pool"):
+                member.taken = True
+                if await shielded(self._hand_over(member, adopt)):
                     return True
         return False
 
@@ -145,11 +162,12 @@ class Pool:
             elif member.record.token == instance.token:
                 self.end(member, f"it ended by itself: {instance.detail or 'no reason known'}")
 
-    async def check(self, by_token: Mapping[str, Instance]) -> None:
+    async def check(self, by_token: Mapping[str, Instance] | None) -> None:
         """End what is dead, try again what could not be ended, and fill up.
 
-        :param by_token: every VM that the provider lists."""
+        :param by_token: every VM that the provider lists; None: it was not asked."""
         checks = [start(self._check(member, by_token)) for member in self.idle()]
+        checks += [start(self._check_stopped(member, by_token)) for member in self.stopped()]
         for member in list(self.members.values()):
             if member.state is PoolState.ENDING:
                 self._ending(member)
@@ -188,26 +206,42 @@ class Pool:
             self._adjusting = False
 
     def _adjust(self) -> None:
-        targets = {} if self.drained else self._config.targets
-        for size in {*targets, *(member.size for member in self.members.values())}:
-            members = [
-                one for one in self.members.values() if one.size == size and one.state is not PoolState.ENDING
-            ]
-            spare = [one for one in members if not one.taken]
-            for member in spare[: max(len(members) - targets.get(size, 0), 0)]:
-                self.end(member, "it is not wanted any more")
-            for _ in range(targets.get(size, 0) - len(members)):
-                if not self._may_launch():
-                    break
-                self._launch(size)
+        for to_stop, targets in ((False, self._config.targets), (True, self._stopped_targets())):
+            for size in {*targets, *(member.size for member in self.members.values())}:
+                self._adjust_kind(size, to_stop, 0 if self.drained else targets[size])
+
+    def _adjust_kind(self, size: Size, to_stop: bool, target: int) -> None:
+        members = [
+            one
+            for one in self.members.values()
+            if one.size == size and one.is_to_stop is to_stop and one.state is not PoolState.ENDING
+        ]
+        spare = [one for one in members if not one.taken]
+        for member in spare[: max(len(members) - target, 0)]:
+            self.end(member, "it is not wanted any more")
+        for _ in range(target - len(members)):
+            if not self._may_launch():
+                break
+            self._launch(size, to_stop)
+
+    def _stopped_targets(self) -> Counter[Size]:
+        """How many stopped VMs of each size there are to be, where the provider can have any."""
+        if not self._config.stops:
+            return Counter()
+        try:
+            check_stops(self._context.provider, self.purpose.annotations)
+        except InvalidArgument as error:
+            self.trouble = str(error)
+            return Counter()
+        return self._config.stopped_targets
 
     @property
     def target(self) -> int:
         """How many VMs there are to be."""
-        return 0 if self.drained else sum(self._config.targets.values())
+        return 0 if self.drained else self._config.targets.total() + self._stopped_targets().total()
 
     def _may_launch(self) -> bool:
-        booting = sum(one.state is PoolState.BOOTING for one in self.members.values())
+        booting = sum(one.state in BOOTS for one in self.members.values())
         if booting >= self._config.parallel:
             return False  # asked again when one of them is up or has failed
         if not self._context.starts.when_idle(self.adjust):
@@ -217,12 +251,12 @@ class Pool:
             self._later = self._context.clock.callLater(pause, self.adjust)
         return not pause
 
-    def _launch(self, size: Size) -> None:
+    def _launch(self, size: Size, to_stop: bool) -> None:
         self._pace.begun(self._context.clock.seconds())
         record = PoolRecord(
             id=new_id(),
             token=new_id(),
-            state=PoolState.BOOTING,
+            state=PoolState.PREPARING if to_stop else PoolState.BOOTING,
             cpu_millis=size.cpu_millis,
             memory_bytes=size.memory_bytes,
             created_at=self._context.now(),
@@ -242,13 +276,17 @@ class Pool:
         try:
             if new:
                 await context.store.put_pool(member.record)
-            given = self.purpose.annotations
-            request = VmRequest(member.size, annotations=given, granted=frozenset(given))
-            await member.machine.bring_up(request, began + context.times.launch)
-            with timeline.step("the VM is made ready for any pod", launch=LaunchStep.CONFIGURE):
-                await member.make_ready(self.purpose.contprovider or context.contprovider)
-            with timeline.step("the VM waits in the pool", launch=LaunchStep.RECORD):
-                await self.update(member, member.record.to(PoolState.IDLE))
+            if member.state is not PoolState.STOPPING:
+                request = self.purpose.request(member.size)
+                until, brief = began + context.times.launch, member.is_to_stop
+                await member.machine.bring_up(request, until, brief=brief)
+            if member.is_to_stop:
+                await self._stop(member)
+            else:
+                with timeline.step("the VM is made ready for any pod", launch=LaunchStep.CONFIGURE):
+                    await member.make_ready(self.purpose.contprovider or context.contprovider)
+                with timeline.step("the VM waits in the pool", launch=LaunchStep.RECORD):
+                    await self.update(member, member.record.to(PoolState.IDLE))
         except Exception as error:
             if not context.stopping:
                 if member.state is not PoolState.ENDING:
@@ -264,6 +302,16 @@ class Pool:
             seconds=context.clock.seconds() - began,
         )
         self.adjust()
+
+    async def _stop(self, member: Member) -> None:
+        """Have a VM that is up stopped. It is not made ready first: it would forget that."""
+        if member.state is PoolState.PREPARING:
+            await self.update(member, member.record.to(PoolState.STOPPING))
+        await member.machine.stop_vm(STOP_SECONDS)
+        if member.state is PoolState.STOPPING:
+            with member.machine.timeline.step("the VM waits in the pool, stopped", launch=LaunchStep.RECORD):
+                await self.update(member, member.record.stopped())
+            member.has_stopped()
 
     def _tell(self, member: Member, began: int, error: Exception | None = None) -> None:
         """Report a launch that has ended to the observer. :param began: nanoseconds since 1970."""
@@ -304,9 +352,9 @@ class Pool:
 
     # ---- checking
 
-    async def _check(self, member: Member, by_token: Mapping[str, Instance]) -> None:
-        instance = by_token.get(member.record.token)
-        if instance is None and await self._is_gone(member):
+    async def _check(self, member: Member, by_token: Mapping[str, Instance] | None) -> None:
+        instance = by_token.get(member.record.token) if by_token is not None else None
+        if by_token is not None and instance is None and await self._is_gone(member):
             self.end(member, "the provider no longer has it")
             return
         if instance is not None:
@@ -320,6 +368,19 @@ class Pool:
             member.machine.tell_of_services()
         if member.failures >= MOST_FAILURES and not member.taken:
             self.end(member, "its agent does not answer")
+
+    async def _check_stopped(self, member: Member, by_token: Mapping[str, Instance] | None) -> None:
+        if by_token is None:
+            return
+        instance = by_token.get(member.record.token)
+        if instance is None and await self._is_gone(member):
+            self.end(member, "the provider no longer has it")
+        elif instance is not None and not member.taken:
+            member.machine.instance = instance
+            if instance.state is InstanceState.ENDED:
+                self.ended(instance)
+            elif instance.state is not InstanceState.STOPPED:
+                self.end(member, "it was stopped, and somebody else has started it")
 
     async def _is_gone(self, member: Member) -> bool:
         try:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import attrs
 from attrs.validators import ge, gt
 
@@ -12,9 +14,10 @@ from infranetes_common.config import Bytes
 
 @attrs.frozen
 class PoolSize:
-    """How many VMs of one size are kept booted."""
+    """How many VMs of one size wait."""
 
-    count: int = attrs.field(validator=ge(0))
+    count: int = attrs.field(default=0, validator=ge(0))  # booted
+    stopped: int = attrs.field(default=0, validator=ge(0))  # booted once, and stopped
     cpu_millis: int = attrs.field(default=0, validator=ge(0))  # 1000: one core; 0: the provider's default
     # The memory for the pod; 0: the provider's default.
     memory: Bytes = attrs.field(default=Bytes(0), validator=ge(Bytes(0)))
@@ -35,9 +38,22 @@ class PoolConfig:
     retry: float = attrs.field(default=5.0, validator=gt(0))  # seconds after a failure; doubles up to 300
 
     @property
-    def targets(self) -> dict[Size, int]:
-        """How many VMs of each size there are to be."""
-        targets: dict[Size, int] = {}
+    def targets(self) -> Counter[Size]:
+        """How many booted VMs of each size there are to be."""
+        targets: Counter[Size] = Counter()
         for each in self.sizes:
-            targets[each.size] = targets.get(each.size, 0) + each.count
+            targets[each.size] += each.count
         return targets
+
+    @property
+    def stopped_targets(self) -> Counter[Size]:
+        """How many stopped VMs of each size there are to be."""
+        targets: Counter[Size] = Counter()
+        for each in self.sizes:
+            targets[each.size] += each.stopped
+        return targets
+
+    @property
+    def stops(self) -> bool:
+        """Whether there are to be stopped VMs."""
+        return any(each.stopped for each in self.sizes)

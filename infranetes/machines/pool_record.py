@@ -4,11 +4,20 @@
     State       what is true                                                      goes to
     BOOTING     recorded; a VM is asked for, or will be                           IDLE ENDING
     IDLE        its VM is up and belongs to no pod                                ENDING (a sandbox)
+    PREPARING   as BOOTING, for a VM that is to be stopped                        STOPPING ENDING
+    STOPPING    its agent has answered, and nobody needs it any more; the         STOPPED ENDING
+                provider is asked to stop the VM, or will be
+    STOPPED     the provider has stopped its VM, which belongs to no pod          ENDING (a sandbox)
     ENDING      drained, of a size no longer wanted, or found dead                (deleted)
 
 A VM of the pool is claimed by one write that deletes its record and makes a LAUNCHING sandbox's record with
 the same id, token and VM. So a restart always finds the VM in exactly one of the two, and its tags never
-change. The write fails if it finds no IDLE record of that id, so a VM is claimed only once.
+change. The write fails if it finds no IDLE or STOPPED record of that id, so a VM is claimed only
+once.
+
+A stopped VM's record has neither an address nor a certificate, and the sandbox that claims it takes on only
+id and token: it is asked for as a new VM is, and the provider, which knows the token, starts what it has
+stopped, or makes another (`providers.stopping`).
 """
 
 from __future__ import annotations
@@ -25,14 +34,23 @@ class PoolState(enum.Enum):
 
     BOOTING = "booting"
     IDLE = "idle"
+    PREPARING = "preparing"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
     ENDING = "ending"
 
 
 TRANSITIONS: dict[PoolState, frozenset[PoolState]] = {
     PoolState.BOOTING: frozenset({PoolState.IDLE, PoolState.ENDING}),
     PoolState.IDLE: frozenset({PoolState.ENDING}),
+    PoolState.PREPARING: frozenset({PoolState.STOPPING, PoolState.ENDING}),
+    PoolState.STOPPING: frozenset({PoolState.STOPPED, PoolState.ENDING}),
+    PoolState.STOPPED: frozenset({PoolState.ENDING}),
     PoolState.ENDING: frozenset(),
 }
+BOOTS = (PoolState.BOOTING, PoolState.PREPARING)
+TO_STOP = (PoolState.PREPARING, PoolState.STOPPING, PoolState.STOPPED)
+"""The states of a VM on its way into the stopped part of the pool, and of one that waits there."""
 
 
 @attrs.frozen
@@ -58,3 +76,14 @@ class PoolRecord:
     def to(self, state: PoolState, message: str = "") -> PoolRecord:
         """Return this record in its next state. :raise IllegalTransition: the state can't follow its own."""
         return attrs.evolve(self, state=follow(TRANSITIONS, self.state, state), message=message)
+
+    def stopped(self) -> PoolRecord:
+        """Return this record of a VM that is STOPPING, once it is stopped."""
+        return attrs.evolve(
+            self.to(PoolState.STOPPED),
+            address="",
+            agent_host="",
+            agent_port=0,
+            certificate_until=0,
+            certificate_key="",
+        )

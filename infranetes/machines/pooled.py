@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 import attrs
 
 from infranetes.machines.pod_machine import PodMachine
-from infranetes.machines.pool_record import PoolRecord, PoolState
+from infranetes.machines.pool_record import TO_STOP, PoolRecord, PoolState
 from infranetes.providers.annotations import CONTAINERS, CPU, MEMORY, PREFIX
-from infranetes.providers.interface import Size
+from infranetes.providers.interface import IPodProvider, Size, VmRequest
+from infranetes.providers.stopping import IStopsVms
 from infranetes_common.concurrency import Flight, backoff
+from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
 
 LONGEST_RETRY_SECONDS = 300.0
@@ -30,12 +32,12 @@ def wants_own_vm(annotations: Iterable[str]) -> bool:
     return any(_OWN_VM.fullmatch(key) for key in annotations if key not in _OF_ANY_VM)
 
 
-def fits(asked: Size, had: PoolRecord) -> bool:
+def fits(size: Size, record: PoolRecord) -> bool:
     """Return whether a VM of the pool is large enough for a pod.
 
     A pod that asks for 0 takes any VM. A VM that was made with 0 has the provider's default size, which is
     not known here: it fits only pods that ask for 0."""
-    return asked.cpu_millis <= had.cpu_millis and asked.all_bytes <= had.memory_bytes
+    return size.cpu_millis <= record.cpu_millis and size.all_bytes <= record.memory_bytes
 
 
 @attrs.frozen
@@ -46,8 +48,22 @@ class Purpose:
     annotations: Mapping[str, str] = attrs.field(factory=dict)  # those that the VMs are made with
     contprovider: str = ""  # their ContainerProvider; "": the node's
 
+    def request(self, size: Size) -> VmRequest:
+        """Return what is asked of a VM of this size."""
+        return VmRequest(size, annotations=self.annotations, granted=frozenset(self.annotations))
+
 
 SHARED = Purpose()
+
+
+def check_stops(provider: IPodProvider, annotations: Mapping[str, str]) -> None:
+    """Check that VMs made with these annotations can wait stopped. :raise InvalidArgument: they can't."""
+    if not IStopsVms.providedBy(provider):
+        raise InvalidArgument(
+            f"VMs of provider {provider.name} can't be stopped and started again; leave `stopped` out, and "
+            "let VMs wait booted (`count`)"
+        )
+    provider.check_stoppable(VmRequest(annotations=annotations, granted=frozenset(annotations)))
 
 
 class Pace:
@@ -90,6 +106,7 @@ class Member:
 
     def __init__(self, record: PoolRecord, machine_for: Callable[[Member], PodMachine]) -> None:
         self.record = record
+        self._machine_for = machine_for
         self.machine = machine_for(self)
         self.taken = False
         self.failures = 0
@@ -108,6 +125,16 @@ class Member:
     def size(self) -> Size:
         """The size that the VM was made for."""
         return Size(self.record.cpu_millis, self.record.memory_bytes)
+
+    @property
+    def is_to_stop(self) -> bool:
+        """Whether the VM is stopped, or is to be."""
+        return self.state in TO_STOP
+
+    def has_stopped(self) -> None:
+        """Take note that the VM is stopped: whoever starts it meets another agent."""
+        before, self.machine = self.machine, self._machine_for(self)
+        self.machine.instance, self.machine.timeline = before.instance, before.timeline
 
     async def make_ready(self, contprovider: str) -> None:
         """Have the VM do all that can be done before it is known which pod will have it.

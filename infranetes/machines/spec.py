@@ -14,9 +14,13 @@ ENTROPY_BYTES = 64  # for the kernel of a clone, which begins with its template'
 LAUNCH_CERTIFICATE_SECONDS = 3600.0  # added to a launch's time limit, to replace the certificate
 
 
-def first_certificate(context: MachineContext, id: str) -> Signed:
-    """Sign the certificate that a VM is launched with."""
+def first_certificate(context: MachineContext, id: str, *, brief: bool = False) -> Signed:
+    """Sign the certificate that a VM is launched with.
+
+    :param brief: it is of use only until the VM's agent has answered."""
     lifetime = context.times.certificate
+    if brief:
+        return context.authority.issue(id, min(context.times.launch, lifetime))
     if not IGivesIdentityPrivately.providedBy(context.provider):
         lifetime = min(context.times.launch + LAUNCH_CERTIFICATE_SECONDS, lifetime)
     return context.authority.issue(id, lifetime)

@@ -14,6 +14,7 @@ from attrs import Attribute
 from infranetes_common import config_outside as outside
 from infranetes_common.addresses import parse_address
 
+_AUDIENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,252}")
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9._-]{1,253}")
 
 
@@ -45,6 +46,11 @@ def _are_hosts(instance: object, attribute: Attribute[tuple[str, ...]], value: t
             raise ValueError(f"{each[:80]!r} is no host name such as node1.example.com or *.example.com")
 
 
+def _is_audience(instance: object, attribute: Attribute[str], value: str) -> None:
+    if value and not _AUDIENCE.fullmatch(value):
+        raise ValueError(f"{value[:80]!r} is no audience of tokens such as infranetes")
+
+
 @attrs.frozen
 class MetricsConfig:
     """Where the daemon's metrics are served, and to whom. Without `listen` they are not."""
@@ -56,6 +62,8 @@ class MetricsConfig:
     certificate_file: str = attrs.field(default="", validator=_is_path)
     key_file: str = attrs.field(default="", validator=_is_path)
     token_file: str = attrs.field(default="", validator=_is_path)  # clients have to send the token in it
+    # Not empty: `kubectl infranetes` is answered here, for tokens of this audience.
+    kubectl_audience: str = attrs.field(default="", validator=_is_audience)
     # The names by which clients may ask, besides addresses, localhost, the node's and the certificate's.
     hosts: tuple[str, ...] = attrs.field(default=(), validator=_are_hosts)
 
@@ -86,6 +94,7 @@ def metrics_faults(metrics: MetricsConfig) -> list[str]:
     if bool(metrics.certificate_file) != bool(metrics.key_file):
         faults.append("metrics.certificate_file: it and metrics.key_file have to be given together")
     wants = metrics.page or metrics.screens or metrics.certificate_file or metrics.token_file
+    wants = wants or metrics.kubectl_audience
     if not metrics.listen and wants:
         faults.append("metrics.listen: it is missing; give the address at which this is served")
     elif metrics.page and not metrics.token_file and not ip_address(metrics.address[0]).is_loopback:
@@ -96,5 +105,10 @@ def metrics_faults(metrics: MetricsConfig) -> list[str]:
     if metrics.listen and metrics.screens and not metrics.token_file:
         faults.append(
             "metrics.screens: who sees a VM's screen has its keyboard, so that it needs metrics.token_file"
+        )
+    if metrics.listen and metrics.kubectl_audience and not metrics.certificate_file:
+        faults.append(
+            "metrics.kubectl_audience: users' tokens are sent to this address, so that it needs "
+            "metrics.certificate_file and metrics.key_file"
         )
     return faults

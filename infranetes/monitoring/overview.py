@@ -37,7 +37,7 @@ class Pod:
     id: str
     name: str
     state: str
-    created_at: float
+    created_at: float  # seconds since 1970 UTC
     running: int
     containers: int
     provider: str
@@ -48,6 +48,8 @@ class Pod:
     message: str
     way: str = ""  # by which its guest without our agent is reached; "": it has our agent
     screen: bool = False  # whether there is a page with its screen
+    namespace: str = ""
+    cost: float | None = None  # US dollars an hour; None: not known
 
 
 @attrs.frozen
@@ -76,6 +78,8 @@ class Overview:
     launches: Sequence[Launch]  # the newest first
     pools: Sequence[PoolOverview]
     warnings: Sequence[Warned]  # the newest first
+    states: Sequence[tuple[str, int]] = ()  # how many pods are in each state, most first
+    cost: float | None = None  # of all VMs whose price is known, US dollars an hour; None: of none
 
 
 def overview(
@@ -91,6 +95,8 @@ def overview(
     :param now: seconds since 1970 UTC. :param screens: whether pages show the screens of VMs."""
     sandboxes = sorted(node.inventory, key=lambda one: one.record.created_at, reverse=True)
     count = Counter(node.providers.side_of(one.record).name for one in sandboxes)
+    states = Counter(one.state.value for one in sandboxes)
+    costs = [cost for one in sandboxes if (cost := _cost(one)) is not None]
     sides = node.providers
     return Overview(
         now=now,
@@ -104,6 +110,8 @@ def overview(
         launches=list(launches)[::-1],
         pools=[_pool(pool) for pool in node.pools.all() if pool.target or pool.members or pool.drained],
         warnings=list(warnings)[::-1],
+        states=tuple(states.most_common()),
+        cost=sum(costs) if costs else None,
     )
 
 
@@ -125,7 +133,14 @@ def _pod(node: ShownNode, sandbox: Sandbox, screens: bool) -> Pod:
         way=way_of(sandbox),
         screen=screens and has_screen(node.providers, sandbox),
         message=sandbox.trouble,
+        namespace=sandbox.config.metadata.namespace,
+        cost=_cost(sandbox),
     )
+
+
+def _cost(sandbox: Sandbox) -> float | None:
+    """Return what the VM costs, as its provider last said."""
+    return sandbox.instance.cost_per_hour if sandbox.instance is not None else None
 
 
 def _pool(pool: Pool) -> PoolOverview:

@@ -1,154 +1,210 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page: an `Overview` as HTML without scripts and without secrets. twisted.web escapes every text."""
+"""The page of a node: an `Overview` in parts, and as a document."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
-from importlib.resources import files
-from typing import TypeGuard, cast
+from collections.abc import Sequence
+from urllib.parse import quote
 
 import attrs
-from twisted.python.failure import Failure
-from twisted.web.template import Tag, flattenString, tags
+from twisted.web.template import Tag, tags
 
+from infranetes.monitoring import html
+from infranetes.monitoring.html import Cell, Part
 from infranetes.monitoring.overview import Overview, Pod, PoolOverview, Provider
 from infranetes.monitoring.recent_warnings import Warned
 from infranetes.observer import Launch, LaunchKind, LaunchStep
-from infranetes_common.redaction import redacted
 
-HTML = "text/html; charset=utf-8"
-CSS = "text/css; charset=utf-8"
-REFRESH_SECONDS = 10
-_SHORT = 13  # characters of an id, as crictl shows it
 _WIDTH, _HEIGHT = 500, 14  # of a launch's bar, in pixels
-_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-_KINDS = {LaunchKind.NEW: "new VM", LaunchKind.CLAIMED: "VM was there", LaunchKind.POOL: "for the pool"}
+_KINDS = {
+    LaunchKind.NEW: "new",
+    LaunchKind.CLAIMED: "was there",
+    LaunchKind.STARTED: "was stopped",
+    LaunchKind.POOL: "for the pool",
+}
+_POD_HEADS = ("Pod", "State", "Age", "Containers", "Address", "VM", "Size", "Agent", "Sandbox", "Message")
+_ROW = "pod-"  # before the ids of rows
 
-Cell = Tag | str
+
+def node_parts(shown: Overview) -> dict[str, Part]:
+    """Return the parts of the page, by their ids, in the order in which they are told."""
+    return {
+        "head": _Head(shown.node, shown.cluster, shown.version, shown.trouble, shown.states, shown.cost),
+        "providers": _Providers(tuple(shown.providers)),
+        "pods-title": _PodsTitle(len(shown.pods) + shown.more_pods),
+        **{f"{_ROW}{pod.id}": _PodRow(pod) for pod in shown.pods},
+        "pods-end": _PodsEnd(len(shown.pods), shown.more_pods),
+        "launches": _Launches(tuple(shown.launches)),
+        "pools": _Pools(tuple(shown.pools)),
+        "warnings": _Warnings(tuple(shown.warnings)),
+    }
 
 
-def style() -> bytes:
-    """Return the page's style sheet."""
-    return (files("infranetes.monitoring") / "style.css").read_bytes()
-
-
-def _thd_page(shown: Overview) -> bytes:
+def thd_node_page(shown: Overview) -> bytes:
     """Return the page. This takes a while: call it in a thread."""
-    return flattened(_document(cast(Overview, _redacted(shown))))
-
-
-def flattened(document: Tag) -> bytes:
-    """Return the HTML of a document without Deferreds."""
-    pages: list[bytes | Failure] = []
-    flattenString(None, document).addBoth(pages.append)  # fires at once: there are no Deferreds in it
-    (page,) = pages
-    if isinstance(page, Failure):
-        page.raiseException()
-    return b"<!DOCTYPE html>\n" + page
-
-
-def _redacted(value: object) -> object:
-    """Return a value in which every text, at any depth, is without secrets: errors may quote some."""
-    if isinstance(value, str):
-        return redacted(value)
-    if isinstance(value, list | tuple):
-        return type(value)(map(_redacted, value))
-    if _has_fields(value):
-        fields = {each.name: _redacted(getattr(value, each.name)) for each in attrs.fields(type(value))}
-        return type(value)(**fields)
-    return value
-
-
-def _has_fields(value: object) -> TypeGuard[attrs.AttrsInstance]:
-    return attrs.has(type(value))
-
-
-def _document(shown: Overview) -> Tag:
-    ready = "not ready" if shown.trouble else "ready"
-    return tags.html(
-        tags.head(
-            tags.meta(charset="utf-8"),
-            tags.meta(name="viewport", content="width=device-width"),  # else phones pretend to be 980 wide
-            Tag("meta", attributes={"http-equiv": "refresh", "content": str(REFRESH_SECONDS)}),
-            tags.title(f"{shown.node}: Infranetes"),
-            tags.link(rel="stylesheet", href="style.css"),
-        ),
-        tags.body(
-            tags.h1(shown.node, " ", _mark(ready, good=not shown.trouble)),
-            tags.p(
-                f"Infranetes {shown.version}, cluster {shown.cluster}, "
-                f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(shown.now))} UTC. ",
-                tags.a("metrics", href="metrics"),
+    made = {id: part.shown(id, shown.now) for id, part in node_parts(shown).items()}
+    rows = [tag for id, tag in made.items() if id.startswith(_ROW)]
+    return html.document(
+        html.cleaned(shown.node),
+        "",
+        {"data-live": "live"},
+        tags.header(made["head"], html.controls(shown.now)),
+        html.element(
+            "main",
+            {},
+            html.section("Providers", made["providers"]),
+            html.section(
+                made["pods-title"],
+                _filter(),
+                tags.div(html.table(_POD_HEADS, rows, {"id": "pods"}), made["pods-end"], class_="pods"),
             ),
-            tags.p(shown.trouble, class_="trouble") if shown.trouble else "",
-            _section("Providers", _providers(shown.providers)),
-            _section(f"Pods and their VMs ({len(shown.pods) + shown.more_pods})", _pods(shown)),
-            _section("Launches", _launches(shown)),
-            _section("Pool", _pools(shown.pools)),
-            _section("Warnings and errors", _warnings(shown)),
+            html.section("Launches", _legend(), made["launches"]),
+            html.section("Pool", made["pools"]),
+            html.section("Warnings and errors", made["warnings"]),
         ),
-        lang="en",
+        html.keys(
+            ("/", "search"),
+            ("j k ↓ ↑", "next, previous pod"),
+            ("Enter", "open the pod"),
+            ("Esc", "leave the search"),
+            ("d", "light, dark"),
+        ),
     )
 
 
-def _section(title: str, content: Tag) -> Tag:
-    return Tag("section", children=[tags.h2(title), content])
+@attrs.frozen
+class _Head(Part):
+    """What the node is, and how it does. :ivar states: how many pods are in each state."""
+
+    node: str
+    cluster: str
+    version: str
+    trouble: str
+    states: Sequence[tuple[str, int]]
+    cost: float | None
+
+    def tag(self, now: float | None) -> Tag:
+        ready = html.mark("not ready" if self.trouble else "ready", good=not self.trouble)
+        tiles = [
+            tags.li(tags.b(str(count)), " ", html.mark(state, good=state == "ready"))
+            for state, count in self.states
+        ]
+        if self.cost is not None:
+            tiles.append(tags.li(tags.b(f"{self.cost:.2f}"), " USD an hour"))
+        return tags.div(
+            tags.h1(self.node, " ", ready),
+            tags.p(f"Infranetes {self.version}, cluster {self.cluster}. ", tags.a("metrics", href="metrics")),
+            tags.p(self.trouble, class_="trouble") if self.trouble else "",
+            tags.ul(*tiles, class_="tiles") if tiles else "",
+        )
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[Cell]], empty: str) -> Tag:
-    found = [tags.tr(*[_cell(head, cell) for head, cell in zip(heads, row, strict=True)]) for row in rows]
-    if not found:
-        return tags.p(empty, class_="empty")
-    return tags.table(tags.thead(tags.tr(*[tags.th(head) for head in heads])), tags.tbody(*found))
+@attrs.frozen
+class _Providers(Part):
+    providers: Sequence[Provider]
 
-
-def _cell(head: str, cell: Cell) -> Tag:
-    """Return a cell that knows its head, which a narrow window shows in it."""
-    return Tag("td", attributes={"data-head": f"{head}: "} if head else {}, children=[cell] if cell else [])
-
-
-def _mark(text: str, *, good: bool) -> Tag:
-    return tags.span(text, class_="good" if good else "bad")
-
-
-def _providers(providers: Sequence[Provider]) -> Tag:
-    return _table(
-        ("Provider", "", "Pods", "VMs that no record knows", "Why"),
-        (
+    def tag(self, now: float | None) -> Tag:
+        heads = ("Provider", "State", "Pods", "VMs that no record knows", "Why")
+        rows = (
             (
                 one.name,
-                _mark("not ready" if one.trouble else "ready", good=not one.trouble),
+                html.mark("not ready" if one.trouble else "ready", good=not one.trouble),
                 str(one.pods),
                 str(one.orphans),
                 one.trouble,
             )
-            for one in providers
-        ),
-        "none",
-    )
+            for one in self.providers
+        )
+        return tags.div(html.rows_or(heads, rows, "none"))
 
 
-def _pods(shown: Overview) -> Tag:
-    heads = ("Pod", "State", "Age", "Containers", "Address", "VM", "Size", "Agent", "Sandbox", "Message")
-    table = _table(heads, (_pod(one, shown.now) for one in shown.pods), "There are no pods.")
-    more = tags.p(f"{shown.more_pods} older ones are not shown.") if shown.more_pods else ""
-    return tags.div(table, more)
+@attrs.frozen
+class _PodsTitle(Part):
+    pods: int
+
+    def tag(self, now: float | None) -> Tag:
+        return tags.h2(f"Pods and their VMs ({self.pods})")
 
 
-def _pod(pod: Pod, now: float) -> Sequence[Cell]:
-    return (
-        pod.name,
-        _mark(pod.state, good=pod.state == "ready"),
-        _duration(now - pod.created_at),
-        f"{pod.running} of {pod.containers} run" if pod.containers else "",
-        pod.address,
-        _vm(pod),
-        pod.size,
-        _agent(pod),
-        tags.code(pod.id[:_SHORT], title=pod.id),
-        pod.message,
-    )
+@attrs.frozen
+class _PodsEnd(Part):
+    """What stands below the pods. :ivar more: how many are not shown."""
+
+    pods: int
+    more: int
+
+    def tag(self, now: float | None) -> Tag:
+        if self.more:
+            return tags.p(f"{self.more} older ones are not shown.")
+        return tags.p("" if self.pods else "There are no pods.", class_="empty")
+
+
+@attrs.frozen
+class _PodRow(Part):
+    pod: Pod
+
+    def tag(self, now: float | None) -> Tag:
+        pod = self.pod
+        cells: Sequence[Cell] = (
+            tags.a(pod.name, href=_page_of(pod.id)),
+            html.mark(pod.state, good=pod.state == "ready"),
+            html.age(pod.created_at, now),
+            f"{pod.running} of {pod.containers} run" if pod.containers else "",
+            pod.address,
+            _vm(pod),
+            pod.size if pod.cost is None else f"{pod.size} {pod.cost:.4f} USD/h",
+            _agent(pod),
+            html.short_id(pod.id),
+            pod.message,
+        )
+        row = html.row(_POD_HEADS, cells)
+        row.attributes.update(
+            {"data-at": f"{pod.created_at:.3f}", "data-namespace": pod.namespace, "data-state": pod.state}
+        )
+        return row
+
+
+@attrs.frozen
+class _Launches(Part):
+    launches: Sequence[Launch]
+
+    def tag(self, now: float | None) -> Tag:
+        longest = max((one.seconds for one in self.launches), default=0.0)
+        heads = ("Began", "Pod", "VM", "Provider", "Seconds", "Steps", "Outcome")
+        rows = (_launch(one, now, longest) for one in self.launches)
+        return tags.div(html.rows_or(heads, rows, "None since the daemon started."))
+
+
+@attrs.frozen
+class _Pools(Part):
+    pools: Sequence[PoolOverview]
+
+    def tag(self, now: float | None) -> Tag:
+        rows = (
+            (
+                one.handler or "all others",
+                str(one.target),
+                ", ".join(f"{count} {state}" for state, count in one.states) or "none",
+                "it is drained" if one.drained else one.trouble,
+            )
+            for one in self.pools
+        )
+        return tags.div(
+            html.rows_or(("Handler", "Wanted", "There are", "Why not more"), rows, "There is none.")
+        )
+
+
+@attrs.frozen
+class _Warnings(Part):
+    warnings: Sequence[Warned]
+
+    def tag(self, now: float | None) -> Tag:
+        rows = ((html.ago(one.at, now), html.mark(one.level, good=False), one.text) for one in self.warnings)
+        return tags.div(html.rows_or(("When", "Level", "What"), rows, "None since the daemon started."))
+
+
+def _page_of(sandbox_id: str) -> str:
+    return f"pods/{quote(sandbox_id, safe='')}"
 
 
 def _vm(pod: Pod) -> Cell:
@@ -158,31 +214,42 @@ def _vm(pod: Pod) -> Cell:
 
 def _agent(pod: Pod) -> Cell:
     live = pod.reach == "live"
-    return _mark(pod.way if pod.way and live else pod.reach, good=live) if pod.reach else ""
-
-
-def _launches(shown: Overview) -> Tag:
-    longest = max((one.seconds for one in shown.launches), default=0.0)
-    legend = tags.p(
-        *[tags.span(step.value, class_=f"legend {step.value}") for step in LaunchStep], class_="legends"
-    )
-    heads = ("Began", "Pod", "", "Provider", "Seconds", "Steps", "Outcome")
-    table = _table(
-        heads, (_launch(one, shown.now, longest) for one in shown.launches), "None since the daemon started."
-    )
-    return tags.div(legend, table)
-
-
-def _launch(launch: Launch, now: float, longest: float) -> Sequence[Cell]:
-    failed = f"{launch.steps[-1][0].value}: {launch.reason}" if launch.reason else "ready"
     return (
-        f"{_duration(now - launch.began)} ago",
-        launch.pod or tags.code(launch.id[:_SHORT], title=launch.id),
+        html.mark(pod.way if pod.way and live else pod.reach, good=live or pod.reach == "asleep")
+        if pod.reach
+        else ""
+    )
+
+
+def _filter() -> Tag:
+    """Return what chooses pods, which the script shows and works."""
+    search = tags.input(type="search", id="search", placeholder="name, address, VM, message")
+    return html.element(
+        "form",
+        {"id": "filter", "role": "search", "hidden": ""},
+        tags.label("Search ", search),
+        tags.label("Namespace ", tags.select(tags.option("all", value=""), id="namespace")),
+        tags.label("State ", tags.select(tags.option("all", value=""), id="state")),
+        tags.output(id="chosen"),
+    )
+
+
+def _legend() -> Tag:
+    steps = [tags.span(step.value, class_=f"legend {step.value}") for step in LaunchStep]
+    return tags.p(*steps, class_="legends")
+
+
+def _launch(launch: Launch, now: float | None, longest: float) -> Sequence[Cell]:
+    failed = f"{launch.steps[-1][0].value}: {launch.reason}" if launch.reason else "ready"
+    pod = tags.a(launch.pod, href=_page_of(launch.id)) if launch.pod else html.short_id(launch.id)
+    return (
+        html.ago(launch.began, now),
+        pod,
         _KINDS[launch.kind],
         launch.provider,
         f"{launch.seconds:.2f}",
         _bar(launch, longest),
-        tags.div(_mark(failed, good=not launch.reason), " ", launch.message),
+        tags.div(html.mark(failed, good=not launch.reason), " ", launch.message),
     )
 
 
@@ -192,44 +259,9 @@ def _bar(launch: Launch, longest: float) -> Tag:
     parts, at = [], 0.0
     for step, seconds in launch.steps:
         width = seconds * scale
-        part = Tag("rect", children=[Tag("title", children=[f"{step.value}: {seconds:.3f} s"])])
-        part(x=f"{at:.1f}", y="0", width=f"{width:.1f}", height=str(_HEIGHT), class_=step.value)
-        parts.append(part)
+        part = html.element("rect", {}, html.element("title", {}, f"{step.value}: {seconds:.3f} s"))
+        parts.append(part(x=f"{at:.1f}", y="0", width=f"{width:.1f}", height=str(_HEIGHT), class_=step.value))
         at += width
-    bar = Tag("svg", attributes={"preserveAspectRatio": "none"}, children=list(parts))
+    steps = ", ".join(f"{step.value} {seconds:.2f} s" for step, seconds in launch.steps)
+    bar = html.element("svg", {"preserveAspectRatio": "none", "aria-label": steps}, *parts)
     return bar(role="img", width=str(_WIDTH), height=str(_HEIGHT), viewBox=f"0 0 {_WIDTH} {_HEIGHT}")
-
-
-def _pools(pools: Sequence[PoolOverview]) -> Tag:
-    return _table(
-        ("Handler", "Wanted", "There are", "Why not more"),
-        (
-            (
-                one.handler or "all others",
-                str(one.target),
-                ", ".join(f"{count} {state}" for state, count in one.states) or "none",
-                "it is drained" if one.drained else one.trouble,
-            )
-            for one in pools
-        ),
-        "There is none.",
-    )
-
-
-def _warnings(shown: Overview) -> Tag:
-    return _table(
-        ("When", "", "What"),
-        ((f"{_duration(shown.now - one.at)} ago", *_warned(one)) for one in shown.warnings),
-        "None since the daemon started.",
-    )
-
-
-def _warned(one: Warned) -> Sequence[Cell]:
-    return _mark(one.level, good=False), one.text
-
-
-def _duration(seconds: float) -> str:
-    for unit, name in _UNITS:
-        if seconds >= unit:
-            return f"{seconds / unit:.0f} {name}"
-    return "0 s"

@@ -45,12 +45,11 @@ Make = Callable[[Request], Awaitable[Content]]
 """Makes the content of an answer to a request."""
 
 
-class Shown(Resource):
+class Guarded(Resource):
     """Answers clients that send the token. :param token: None: every client is answered."""
 
-    def __init__(self, make: Make, token: Token | None) -> None:
+    def __init__(self, token: Token | None) -> None:
         Resource.__init__(self)
-        self._make = make
         self._token = token
 
     def render_GET(self, request: Request) -> int:
@@ -59,17 +58,33 @@ class Shown(Resource):
             content = Content(b"the token of metrics.token_file is needed\n", status=HTTPStatus.UNAUTHORIZED)
             for scheme in ("Bearer", 'Basic realm="infranetes", charset="UTF-8"'):
                 request.responseHeaders.addRawHeader("WWW-Authenticate", scheme)
-            _write(request, content)
+            write(request, content)
             return NOT_DONE_YET
         if self._token is not None and isinstance(request, ShownRequest):
             request.trust()
+        self.answer(request)
+        return NOT_DONE_YET
+
+    def answer(self, request: Request) -> None:
+        """Answer a request that may be answered."""
+        raise NotImplementedError
+
+
+class Shown(Guarded):
+    """Answers with what is made for each request."""
+
+    def __init__(self, make: Make, token: Token | None) -> None:
+        Guarded.__init__(self, token)
+        self._make = make
+
+    def answer(self, request: Request) -> None:
+        """Make the content, and send it."""
         making = start(self._answer(request))
         making.addErrback(_failed, request)
         request.notifyFinish().addErrback(lambda _: making.cancel())
-        return NOT_DONE_YET
 
     async def _answer(self, request: Request) -> None:
-        _write(request, await self._make(request))
+        write(request, await self._make(request))
 
 
 def _failed(failure: Failure, request: Request) -> None:
@@ -78,7 +93,7 @@ def _failed(failure: Failure, request: Request) -> None:
             "{path} could not be shown", failure=failure, path=request.path.decode("ascii", "replace")
         )
         status = HTTPStatus.INTERNAL_SERVER_ERROR
-        _write(request, Content(b"it could not be made; the daemon's log says why\n", status=status))
+        write(request, Content(b"it could not be made; the daemon's log says why\n", status=status))
 
 
 class ShownBelow(Shown):
@@ -99,7 +114,7 @@ class Refusing(Resource):
 
     def render(self, request: Request) -> int:
         """Refuse the request."""
-        _write(request, Content(f"{self._why}\n".encode(), status=self._status))
+        write(request, Content(f"{self._why}\n".encode(), status=self._status))
         return NOT_DONE_YET
 
 
@@ -110,17 +125,23 @@ class Misdirected(Refusing):
         Refusing.__init__(self, why, HTTPStatus.MISDIRECTED_REQUEST)
 
 
-def _write(request: Request, content: Content) -> None:
+def write(request: Request, content: Content) -> None:
+    """Answer a request."""
+    set_head(request, content)
+    request.responseHeaders.setRawHeaders("Content-Length", [str(len(content.body))])
+    if request.method != b"HEAD":
+        request.write(content.body)
+    request.finish()
+
+
+def set_head(request: Request, content: Content) -> None:
+    """Set the status and the headers of an answer, all but its length."""
     request.setResponseCode(content.status)
     headers = {**_HEADERS, "Content-Type": content.type}
     if content.policy:
         headers["Content-Security-Policy"] = content.policy
     for name, value in headers.items():
         request.responseHeaders.setRawHeaders(name, [value])
-    request.responseHeaders.setRawHeaders("Content-Length", [str(len(content.body))])
-    if request.method != b"HEAD":
-        request.write(content.body)
-    request.finish()
 
 
 def exposition(reactor: IReactorThreads, registry: CollectorRegistry, refresh: Callable[[], None]) -> Make:

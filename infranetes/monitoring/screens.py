@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from importlib.resources import files
 from pathlib import Path
 
 import h11
@@ -24,7 +23,7 @@ from twisted.web.server import NOT_DONE_YET, Request
 from twisted.web.template import Tag, tags
 
 from infranetes.monitoring.access import Token
-from infranetes.monitoring.page import CSS, HTML, flattened
+from infranetes.monitoring.html import CSS, DOCTYPE, HTML, JAVASCRIPT, flattened, thd_own_file
 from infranetes.monitoring.resources import Content, Refusing, Shown, ShownBelow
 from infranetes.monitoring.site import hand_over
 from infranetes.pods.node.inventory import Inventory, Sandbox
@@ -50,7 +49,6 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError, NotFou
 from infranetes_common.reactors import IReactor
 
 NOVNC = Path("/usr/share/novnc")
-JAVASCRIPT = "text/javascript; charset=utf-8"
 MAX_VIEWERS = 16
 IDLE_SECONDS = 4 * 3600.0
 _POLICY = (
@@ -110,7 +108,7 @@ class Screens:
         except InfranetesError as error:
             status = _STATUSES.get(type(error), HTTPStatus.CONFLICT)
             return Content(f"{error}\n".encode(), status=status)
-        return Content(flattened(_document(sandbox, "../" * len(words), ticket)), HTML, policy=_POLICY)
+        return Content(_document(sandbox, "../" * len(words), ticket), HTML, policy=_POLICY)
 
     def _found(self, pod: str) -> tuple[Sandbox, IHypervisor]:
         sandbox = present_sandbox(self._inventory, pod)
@@ -124,10 +122,10 @@ class Screens:
         return Content(content, JAVASCRIPT)
 
     async def _script(self, request: Request) -> Content:
-        return Content(await run_in_thread(self._reactor, _thd_own, "screen.js"), JAVASCRIPT)
+        return Content(await run_in_thread(self._reactor, thd_own_file, "screen.js"), JAVASCRIPT)
 
     async def _style(self, request: Request) -> Content:
-        return Content(await run_in_thread(self._reactor, _thd_own, "screen.css"), CSS)
+        return Content(await run_in_thread(self._reactor, thd_own_file, "screen.css"), CSS)
 
     # Connections
 
@@ -247,14 +245,10 @@ def _thd_module(novnc: Path, parts: list[str]) -> bytes | None:
         return None
 
 
-def _thd_own(name: str) -> bytes:
-    return (files("infranetes.monitoring") / name).read_bytes()
-
-
-def _document(sandbox: Sandbox, root: str, ticket: str) -> Tag:
+def _document(sandbox: Sandbox, root: str, ticket: str) -> bytes:
     """Return the page. :param root: the way from it to the root."""
     screen = Tag("div", attributes={"id": "screen", "data-socket": f"{root}websocket/{ticket}"})
-    return tags.html(
+    page = tags.html(
         tags.head(
             tags.meta(charset="utf-8"),
             tags.meta(name="viewport", content="width=device-width"),
@@ -279,3 +273,4 @@ def _document(sandbox: Sandbox, root: str, ticket: str) -> Tag:
         ),
         lang="en",
     )
+    return DOCTYPE + flattened(page)

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from functools import partial
+from http import HTTPStatus
 from typing import cast
 
 from prometheus_client import generate_latest
@@ -24,16 +26,29 @@ from infranetes.monitoring.access import Token, certificate_names, thd_read_tls,
 from infranetes.monitoring.config import MetricsConfig
 from infranetes.monitoring.gauges import ShownNode, node_gauges
 from infranetes.monitoring.hosts import Hosts
+from infranetes.monitoring.html import CSS, HTML, JAVASCRIPT, POLICY, thd_own_file
 from infranetes.monitoring.lag import ReactorLag
+from infranetes.monitoring.live.feed import Part
+from infranetes.monitoring.live.streams import Look, Stream, Streams
 from infranetes.monitoring.metrics import GaugeCollector, Metrics
-from infranetes.monitoring.overview import overview
-from infranetes.monitoring.page import CSS, HTML, _thd_page, style
+from infranetes.monitoring.overview import Overview, overview
+from infranetes.monitoring.page import node_parts, thd_node_page
+from infranetes.monitoring.pod_page import gone_parts, pod_parts, thd_pod_page
+from infranetes.monitoring.pod_view import LooksAtPods, PodView
 from infranetes.monitoring.recent_warnings import RecentWarnings
-from infranetes.monitoring.resources import Content, Misdirected, Shown, exposition, healthy, readiness
+from infranetes.monitoring.resources import (
+    Content,
+    Misdirected,
+    Shown,
+    ShownBelow,
+    exposition,
+    healthy,
+    readiness,
+)
 from infranetes.monitoring.screens import Screens
 from infranetes.monitoring.site import QuietSite, Screen
 from infranetes_common.concurrency import deferred, run_in_thread
-from infranetes_common.errors import FailedPrecondition
+from infranetes_common.errors import FailedPrecondition, InfranetesError, NotFound
 from infranetes_common.reactors import IReactor
 
 _log = Logger()
@@ -46,6 +61,11 @@ def _screen(hosts: Hosts) -> Screen:
         return Misdirected(why) if why else None
 
     return screen
+
+
+def _words(request: Request) -> list[str]:
+    """Return the words of a path below a resource's own."""
+    return [part.decode(errors="replace") for part in request.postpath or () if part]
 
 
 class Monitoring(Service):
@@ -65,7 +85,18 @@ class Monitoring(Service):
         self._lag = ReactorLag(reactor, metrics.lag.observe)
         self._warnings = RecentWarnings()
         self._screens = Screens(reactor, node.inventory, node.providers)
+        self._streams = Streams(reactor)
+        self._pods: LooksAtPods | None = None
         self._ports: list[IListeningPort] = []
+        self._more: dict[bytes, Resource] = {}
+
+    def show_pods(self, pods: LooksAtPods) -> None:
+        """Have pages of pods, too, if there is one of the node. Call this before the start."""
+        self._pods = pods
+
+    def serve(self, name: bytes, resource: Resource) -> None:
+        """Serve another resource too, which sees to who may have it. Call this before the start."""
+        self._more[name] = resource
 
     @deferred
     async def startService(self) -> None:
@@ -113,6 +144,7 @@ class Monitoring(Service):
             self._lag.stopService()
         self._warnings.stop()
         self._screens.stop()
+        await self._streams.stop()
         while self._ports:
             await maybeDeferred(self._ports.pop().stopListening)
 
@@ -129,16 +161,59 @@ class Monitoring(Service):
         root.putChild(b"metrics", Shown(metrics, token))
         if self._config.page:
             root.putChild(b"", Shown(self._page, token))
+            root.putChild(b"pods", ShownBelow(self._pod_page, token))
+            root.putChild(b"page.js", Shown(self._script, token))
+            root.putChild(b"live", Stream(self._streams, self._followed, token))
         if self._config.page or self._config.screens:
             root.putChild(b"style.css", Shown(self._style, token))
         if self._config.screens and token is not None:  # never without: `metrics_faults`
             self._screens.add_to(root, token)
+        for name, resource in self._more.items():
+            root.putChild(name, resource)
         return root
 
     async def _page(self, request: Request) -> Content:
+        page = await run_in_thread(self._reactor, thd_node_page, self._overview())
+        return Content(page, HTML, policy=POLICY)
+
+    def _overview(self) -> Overview:
         now, warnings, screens = self._reactor.seconds(), self._warnings.kept, self._config.screens
-        shown = overview(self._node, now, self._metrics.launches, warnings, screens=screens)
-        return Content(await run_in_thread(self._reactor, _thd_page, shown), HTML)
+        return overview(self._node, now, self._metrics.launches, warnings, screens=screens)
+
+    def _followed(self, request: Request) -> tuple[str, Look]:
+        """Return the page that is asked for, and what looks at it."""
+        if pod := "/".join(_words(request)):
+            return f"of pod {pod}", partial(self._look_at_pod, pod)
+        return "of the node", self._look
+
+    async def _look(self) -> Mapping[str, Part]:
+        return node_parts(self._overview())
+
+    async def _pod_page(self, request: Request) -> Content:
+        words = _words(request)
+        pod, root = "/".join(words), "../" * len(request.postpath or ())
+        try:
+            view = await self._view(pod)
+        except InfranetesError as error:
+            status = HTTPStatus.NOT_FOUND if isinstance(error, NotFound) else HTTPStatus.CONFLICT
+            return Content(f"{error}\n".encode(), status=status)
+        now, node = self._reactor.seconds(), self._node.names.node
+        page = await run_in_thread(self._reactor, thd_pod_page, view, node, root, pod, now)
+        return Content(page, HTML, policy=POLICY)
+
+    async def _look_at_pod(self, pod: str) -> Mapping[str, Part]:
+        try:
+            return pod_parts(await self._view(pod))
+        except InfranetesError as error:
+            return gone_parts(str(error))
+
+    async def _view(self, pod: str) -> PodView:
+        if self._pods is None:
+            raise NotFound("there are no pages of pods here")
+        return await self._pods.look(pod, console=bool(self._config.token_file))
+
+    async def _script(self, request: Request) -> Content:
+        return Content(await run_in_thread(self._reactor, thd_own_file, "page.js"), JAVASCRIPT)
 
     async def _style(self, request: Request) -> Content:
-        return Content(await run_in_thread(self._reactor, style), CSS)
+        return Content(await run_in_thread(self._reactor, thd_own_file, "style.css"), CSS)

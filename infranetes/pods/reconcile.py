@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -21,7 +21,7 @@ from infranetes.pods.store.records import ContainerRecord, Contents
 from infranetes.pods.store.states import WITH_VM, ContainerState, SandboxState
 from infranetes.pods.vm.agent_events import connect, vm_ended
 from infranetes.pods.vm.sandbox_vm import machine_for
-from infranetes.providers.interface import Instance, InstanceState
+from infranetes.providers.interface import IListsRarely, Instance, InstanceState
 from infranetes_common.concurrency import settled, sleep, start, within
 from infranetes_common.errors import InfranetesError
 
@@ -98,7 +98,7 @@ class Reconciler:
         if not self._passes:
             self._begin(lambda: self._node.features.sweep(), "the pods' features could not be swept")
         words = f"the VMs of provider {side.name} could not be compared with the records"
-        self._begin(partial(self.once, side), words)
+        self._begin(partial(self._pass, side), words)
 
     def _begin(self, once: Callable[[], Awaitable[None]], words: str) -> None:
         passes = start(self._run_passes(once, words))
@@ -125,29 +125,47 @@ class Reconciler:
                 _log.failure("{words}", words=words)
             await sleep(self._node.clock, self._node.times.sweep)
 
+    async def _pass(self, side: ProviderSide) -> None:
+        """Make one pass. Where lists are dear, only some passes have one."""
+        provider, now = side.provider, self._node.clock.seconds()
+        if now < side.next_list:
+            await self._mend(side)
+            return
+        try:
+            await self.once(side)
+        finally:
+            if IListsRarely.providedBy(provider):
+                side.next_list = now + provider.list_seconds()
+
     async def once(self, side: ProviderSide) -> None:
         """Make one pass over a provider's VMs.
 
         A VM that has no record in two successive passes is destroyed in the second."""
         instances = await self._list(side)
         await self._end_orphans(side, instances)
-        by_token = {instance.token: instance for instance in instances}
+        await self._mend(side, {instance.token: instance for instance in instances})
+
+    async def _mend(self, side: ProviderSide, by_token: Mapping[str, Instance] | None = None) -> None:
+        """Try again what could not be ended, and compare the records with the VMs.
+
+        :param by_token: every VM that the provider lists; None: it was not asked."""
         for sandbox in self._of(side):
-            instance = by_token.get(sandbox.record.token)
             if sandbox.state is SandboxState.ABANDONED:
                 self._log_failure(sandbox, self._sandboxes.end_abandoned(sandbox).join())
             elif is_half_ended(sandbox):
                 self._log_failure(sandbox, self._containers.machine_images.vacate(sandbox).join())
-            elif sandbox.state is not SandboxState.READY:
-                continue
-            elif instance is None:
-                await self._look_again(sandbox)
-            else:
-                sandbox.machine.instance = instance
-                if instance.state is InstanceState.ENDED:
-                    self._sandboxes.ended(side, instance)
+            elif sandbox.state is SandboxState.READY and by_token is not None:
+                await self._compare(side, sandbox, by_token.get(sandbox.record.token))
         for pool in self._node.pools.of(side):
             await pool.check(by_token)
+
+    async def _compare(self, side: ProviderSide, sandbox: Sandbox, instance: Instance | None) -> None:
+        if instance is None:
+            await self._look_again(sandbox)
+            return
+        sandbox.machine.instance = instance
+        if instance.state is InstanceState.ENDED:
+            self._sandboxes.ended(side, instance)
 
     async def orphans(self) -> tuple[list[Orphan], list[str]]:
         """Return the VMs that are tagged as this node's but have no record, and failed providers' error

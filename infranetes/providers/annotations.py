@@ -9,6 +9,7 @@ version are aliases. A test compares the table in docs/annotations.md with this 
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Collection, Container, Mapping
 from difflib import get_close_matches
 
@@ -16,6 +17,8 @@ import attrs
 
 from infranetes.providers import machine_annotations
 from infranetes.providers.annotation_rows import PREFIX, Annotation, boolean, fields, matching
+from infranetes.providers.tenants import ANNOTATION
+from infranetes_common import bounded_json
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.quantities import Needs, thousandths, units
 
@@ -24,6 +27,7 @@ __all__ = ["PREFIX", "Annotation"]
 CONTAINERS = "containers"  # names the one of CONTAINER_PROVIDERS that runs the pod's containers
 CONTAINER_PROVIDERS = ("docker", "oci")
 MOST_CPU_MILLIS = 1024 * 1000
+LEAST_IDLE = 10.0  # seconds after which an idle pod may sleep
 LEAST_MEMORY, MOST_MEMORY = 1 << 20, 64 << 40  # bytes; a smaller number most likely lacks its unit
 
 
@@ -101,10 +105,53 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(matching(_WORD)(each.strip()) for each in text.split(","))
 
 
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 86400:
+        raise ValueError(text)
+    return float(text)
+
+
+def _idle_seconds(text: str) -> float:
+    seconds = _seconds(text)
+    if seconds < LEAST_IDLE:
+        raise ValueError(text)
+    return seconds
+
+
+def _hooks(text: str) -> dict[str, tuple[str, ...]]:
+    """Return commands, or signals as one word, by containers' names; "": of all that are not named."""
+    hooks = bounded_json.loads(text, 1000) if text.startswith("{") else {"": text}
+    return {name: _hook(hook) for name, hook in hooks.items()}
+
+
+def _hook(said: object) -> tuple[str, ...]:
+    if isinstance(said, str) and said in _SIGNALS:
+        return (said,)
+    words = said if isinstance(said, list) else []
+    if not words or words[0] in _SIGNALS or not all(isinstance(each, str) for each in words):
+        raise ValueError(said)
+    return tuple(words)
+
+
+_SIGNALS = frozenset(each.name for each in signal.Signals) - {"SIGKILL", "SIGSTOP"}
+_HOOK_WORDS = "a signal, or an object of signals and commands by containers' names"
+_NAME = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
+_KEPT_NAME = matching(_NAME)
+KEPT_WORDS = "a name of up to 63 of a-z, 0-9 and -, with no - at either end"
+
 CPU = Annotation("cpu", "", _cpu, "a number of processors such as 2 or 500m, up to 1024")
 MEMORY = Annotation("memory", "", _memory, "a size from 1Mi to 64Ti, such as 8Gi")
 NETWORKS = ("vpc", "overlay")
 NETWORK = Annotation("network", "", matching("|".join(NETWORKS)), " or ".join(NETWORKS))
+TENANT = Annotation(ANNOTATION, "", matching(r"[a-z0-9](?:[-a-z0-9]{0,30}[a-z0-9])?"), "a tenant's name")
+START_FROM = Annotation("start-from", "", matching(f"(?:{_NAME}/)?{_NAME}"), "a kept state's name")
+MISMATCH = Annotation("start-from-mismatch", "", matching("cold|refuse"), "cold or refuse")
+KEEP_AS = Annotation("keep-as", "", _KEPT_NAME, "a kept state's name")
+KEEP_AFTER = Annotation("keep-after", "", _seconds, "a number of seconds up to 86400")
+KEEP_SECRETS = Annotation("keep-secrets", "", boolean, "true or false")
+SLEEP_AFTER = Annotation("sleep-after", "", _idle_seconds, "a number of seconds from 10 to 86400")
+BEFORE_KEEP = Annotation("before-keep", "", _hooks, _HOOK_WORDS)
+AFTER_CLONE = Annotation("after-clone", "", _hooks, _HOOK_WORDS)
 SERVICE_PROXY = Annotation("service-proxy", "", boolean, "true or false", ("infranetes.startproxy",))
 TABLE = (
     Annotation("image", "image", matching(_WORD), "a machine image's id", ("infranetes.aws.image",)),
@@ -149,10 +196,19 @@ TABLE = (
     ),
     Annotation(CONTAINERS, "", matching("|".join(CONTAINER_PROVIDERS)), " or ".join(CONTAINER_PROVIDERS)),
     Annotation("disk", "disk", _bytes, "a size such as 40Gi"),
+    TENANT,
     Annotation("metadata-access", "", matching("allow|deny"), "allow or deny"),
     Annotation("set-hostname", "set_hostname", boolean, "true or false", ("infranetes.sethostname",)),
     NETWORK,
     SERVICE_PROXY,
+    START_FROM,
+    MISMATCH,
+    KEEP_AS,
+    KEEP_AFTER,
+    KEEP_SECRETS,
+    BEFORE_KEEP,
+    AFTER_CLONE,
+    SLEEP_AFTER,
     Annotation("network-interface", "", boolean, "true or false", ("infranetes.createinterface",)),
     Annotation("shared-paths", "", matching(r"[^\0]*"), "paths", ("infranetes.sharedpaths",)),
 )
@@ -172,8 +228,11 @@ def read(annotations: Mapping[str, str]) -> Wishes:
     known = {row.name for row in tables} | set(_OF_IMAGES)
     for name in annotations:
         if name.startswith(PREFIX) and name.removeprefix(PREFIX) not in known:
+            close = get_close_matches(name[:80].removeprefix(PREFIX), sorted(known), n=1)
+            meant = f": did you mean {PREFIX}{close[0]}?" if close else ";"
             raise InvalidArgument(
-                f"annotation {name[:80]} is not known; those below {PREFIX} are {', '.join(sorted(known))}"
+                f"annotation {name[:80]} is not known{meant} those below {PREFIX} are "
+                f"{', '.join(sorted(known))}"
             )
     machine_annotations.read(annotations)
     return Wishes(**fields(TABLE, annotations))
@@ -202,6 +261,95 @@ def refuse(problems: Mapping[str, str]) -> None:
     for name, problem in problems.items():
         if problem:
             raise InvalidArgument(f"annotation {PREFIX}{name}: {problem}")
+
+
+def kept_name(what: str, text: str) -> str:
+    """Check the name of a kept state. :param what: where it is given, for people.
+
+    :raise InvalidArgument: it can be none."""
+    try:
+        return _KEPT_NAME(text)
+    except ValueError:
+        raise InvalidArgument(f"{what} {text[:80]!r}: expected {KEPT_WORDS}") from None
+
+
+@attrs.frozen
+class KeepAs:
+    """What a pod asks to be kept as. :ivar after: seconds for which its containers have run by then."""
+
+    name: str
+    after: float = 30.0
+
+
+def keep_as(annotations: Mapping[str, str]) -> KeepAs | None:
+    """Return what a pod asks to be kept as; None: it does not.
+
+    :raise InvalidArgument: an annotation about keeping is malformed."""
+    keeps_secrets(annotations)
+    for row in (BEFORE_KEEP, AFTER_CLONE):
+        hooks_of(annotations, row)
+    after = KEEP_AFTER.value(PREFIX + KEEP_AFTER.name, annotations.get(PREFIX + KEEP_AFTER.name, "30"))
+    name = PREFIX + KEEP_AS.name
+    if name not in annotations:
+        return None
+    assert isinstance(after, float)
+    return KeepAs(str(KEEP_AS.value(name, annotations[name])), after)
+
+
+def sleep_after(annotations: Mapping[str, str]) -> float:
+    """Return after how many idle seconds a pod sleeps; 0: never. :raise InvalidArgument: malformed."""
+    name = PREFIX + SLEEP_AFTER.name
+    if name not in annotations:
+        return 0.0
+    seconds = SLEEP_AFTER.value(name, annotations[name])
+    assert isinstance(seconds, float)
+    return seconds
+
+
+def keeps_secrets(annotations: Mapping[str, str]) -> bool:
+    """Return whether a pod's volumes in memory are kept as they are. :raise InvalidArgument: malformed."""
+    name = PREFIX + KEEP_SECRETS.name
+    return bool(KEEP_SECRETS.value(name, annotations.get(name, "false")))
+
+
+def hooks_of(annotations: Mapping[str, str], row: Annotation) -> dict[str, tuple[str, ...]]:
+    """Return what containers are told, by their names: a command, or a signal as one word.
+
+    :param row: BEFORE_KEEP or AFTER_CLONE. :raise InvalidArgument: malformed."""
+    name = PREFIX + row.name
+    if name not in annotations:
+        return {}
+    hooks = row.value(name, annotations[name])
+    assert isinstance(hooks, dict)
+    return hooks
+
+
+@attrs.frozen
+class StartFrom:
+    """What a pod starts from. :ivar namespace: of the state; "": the pod's own.
+    :ivar cold: whether it may start cold in its place."""
+
+    name: str
+    namespace: str = ""
+    cold: bool = True
+
+
+def starts_from(annotations: Mapping[str, str], granted: Container[str] = ()) -> StartFrom | None:
+    """Return the kept state that a pod starts from; None: it starts from none.
+
+    :param granted: the names of annotations that the configuration sets.
+    :raise InvalidArgument: an annotation is malformed, or names a state of another namespace by itself."""
+    name = PREFIX + START_FROM.name
+    if name not in annotations:
+        return None
+    namespace, _, state = str(START_FROM.value(name, annotations[name])).rpartition("/")
+    if namespace and name not in granted:
+        raise InvalidArgument(
+            f"annotation {name}: a pod starts from states of its own namespace: give the name alone. Only a "
+            "handler can name another namespace's"
+        )
+    mismatch = MISMATCH.value(PREFIX + MISMATCH.name, annotations.get(PREFIX + MISMATCH.name, "cold"))
+    return StartFrom(state, namespace, mismatch == "cold")
 
 
 def wants_service_proxy(annotations: Mapping[str, str]) -> bool:

@@ -25,6 +25,7 @@ from infranetes_common.identity import Identity
 if TYPE_CHECKING:
     from infranetes.images.interface import IImageCatalogue
     from infranetes.images.preload import Preload
+    from infranetes.providers.address_ranges import AddressRanges
     from infranetes.providers.machine_images import GuestBoot, ImageBoot
     from infranetes_common.pod_firewall import PodFirewall
 
@@ -35,10 +36,12 @@ class Awaited(Unavailable):
 
 
 class InstanceState(enum.Enum):
-    """The state of a VM in the IaaS. A VM only ever moves down this list; it may skip states."""
+    """The state of a VM in the IaaS. A VM only ever moves down this list; it may skip states. A STOPPED one
+    that is started begins anew."""
 
     PENDING = "pending"  # asked for; may have no address yet
     RUNNING = "running"  # executes and has an address; its agent may still be starting
+    STOPPED = "stopped"  # the provider has stopped it, and can start it again; see `stopping.IStopsVms`
     ENDED = "ended"  # executes no longer; disks and records may remain until it is destroyed
 
 
@@ -97,6 +100,9 @@ class InstanceSpec:
     node: str
     identity: Identity  # the provider fills in its network
     request: VmRequest = VmRequest()
+    # The directory of the state that the VM starts from, for a provider of `keeping.IStartsKeptVms`;
+    # None: from the provider's own image. Other providers refuse it with FailedPrecondition.
+    kept: Path | None = None
 
 
 @attrs.frozen
@@ -118,6 +124,7 @@ class Instance:
     size: str = ""  # an instance type, for people; "": the provider does not tell
     cost_per_hour: float | None = None  # US dollars; None: the provider does not tell
     zone: str = ""  # its zone, as `volumes.VolumeDisk.zone` names it; "": the provider has no zones
+    asleep: bool = False  # executes nothing until it is woken; see `sleeping.ISleeps`
 
 
 def launched_with(token: str, instances: Iterable[Instance]) -> list[Instance]:
@@ -173,6 +180,34 @@ class ProviderContext:
     # Whether VMs will be asked to join namespaces; `start` fails where they can't. See IJoinsNamespaces.
     joins_namespaces: bool = False
     observer: Observer = NULL_OBSERVER  # notified of the requests to a cloud
+    tenant: str = ""  # of the provider; see `tenants`
+    # Which addresses are whose, on a node with tenants; None: all of its pods are of one provider.
+    ranges: AddressRanges | None = None
+
+    @property
+    def owner(self) -> str:
+        """What marks VMs in the IaaS as this node's and tenant's: the value of the tag for the node."""
+        return f"{self.node}@{self.tenant}" if self.tenant else self.node
+
+    def located(self, place: str) -> str:
+        """Return where VMs are made, for people: the tenant with the place."""
+        return f"{place}, tenant {self.tenant}" if self.tenant else place
+
+
+class IListsRarely(Interface):
+    """Also provided by an IPodProvider whose lists are dear, so that the daemon asks for one rarely.
+
+    It learns from the silence of VMs' agents which of them may have ended, and looks at these by itself."""
+
+    def list_seconds() -> float:
+        """Return how long after one list the daemon is to ask for the next, in seconds. It changes with what
+        the IaaS serves."""
+
+    def agent_heard(instance_id: str, heard: bool) -> None:
+        """Learn that a VM's agent has fallen silent, or is heard again. Idempotent; VMs that it does not know
+        are ignored.
+
+        A VM that has ended is told to those who `watch`."""
 
 
 class IInVpc(Interface):

@@ -3,7 +3,7 @@
 
 A plug-in is a distribution with an entry point in the group `infranetes.providers`. The entry point has the
 provider's name and refers to a `ProviderFactory`. A provider is imported only when its name is asked for, so
-the dependencies of one are not needed for another.
+the dependencies of one are not needed for another. One whose libraries are missing says how to install them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from twisted.logger import Logger
 from zope.interface.exceptions import Invalid
 from zope.interface.verify import verifyObject
 
+from infranetes.providers import libraries
 from infranetes.providers.interface import IPodProvider, ProviderContext
+from infranetes.providers.tenants import in_words_of, merged, split, tables
 from infranetes_common.errors import ConfigError, InfranetesError
 from infranetes_common.reactors import IReactor
 
@@ -36,13 +38,13 @@ process."""
 
 # The factory of each built-in provider, as module:attribute.
 _BUILT_IN: dict[str, str] = {
-    "aws": "infranetes.providers.cloud.aws:create",
-    "azure": "infranetes.providers.cloud.azure:create",
-    "gcp": "infranetes.providers.cloud.gcp:create",
-    "libcloud": "infranetes.providers.cloud.any:create",
-    "openstack": "infranetes.providers.cloud.openstack:create",
+    "aws": "infranetes.providers.cloud.aws.factory:create",
+    "azure": "infranetes.providers.cloud.azure.factory:create",
+    "gcp": "infranetes.providers.cloud.gcp.factory:create",
+    "libcloud": "infranetes.providers.cloud.any.factory:create",
+    "openstack": "infranetes.providers.cloud.openstack.factory:create",
     "qemu": "infranetes.providers.qemu:create",
-    "vsphere": "infranetes.providers.cloud.vsphere:create",
+    "vsphere": "infranetes.providers.cloud.vsphere.factory:create",
 }
 
 SETTINGS_GROUP = "infranetes.provider_settings"
@@ -74,13 +76,26 @@ def names() -> list[str]:
 def create(
     reactor: IReactor, name: str, table: Mapping[str, object], context: ProviderContext
 ) -> IPodProvider:
-    """Make the provider called `name`. It is not started yet.
+    """Make the provider called `name`, which may be one's tenant. It is not started yet.
+
+    :param table: the provider's, with those of its tenants.
 
     :raise ConfigError: there is no such provider, it can't be loaded, or its table is wrong.
     """
-    factory = _factory(name, context.source)
+    provider_name, tenant = split(name)
+    factory = _factory(provider_name, context.source)
+    its_own = table
+    if tenant:
+        if tenant not in tables(table):
+            raise ConfigError(
+                f"{context.source}: providers.{provider_name}.tenants: there is no {tenant!r} any more"
+            )
+        its_own, state_dir = merged(table, tenant), context.state_dir / provider_name / "tenants" / tenant
+        context = attrs.evolve(context, tenant=tenant, state_dir=state_dir)
     try:
-        provider = factory(reactor, table, context)
+        provider = factory(reactor, its_own, context)
+    except ConfigError as error:
+        raise ConfigError(in_words_of(tenant, table, provider_name, str(error))) from error
     except InfranetesError:
         raise
     except Exception as error:
@@ -116,6 +131,8 @@ def settings_class(name: str) -> type[attrs.AttrsInstance] | None:
             return None
         try:
             found = points[0].load()
+        except ModuleNotFoundError:  # it is in a package that is not installed, as Debian's may be
+            return None
         except Exception:
             _log.failure("the settings of provider {provider} can't be loaded", provider=name)
             return None
@@ -156,6 +173,8 @@ def _load(name: str, target: str, load: Callable[[], object], source: str) -> Pr
     try:
         return cast(ProviderFactory, load())
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (lacking := libraries.missing(name, error)):
+            raise ConfigError(f"{source}: provider: {name!r} can't be loaded: {lacking}") from None
         _log.failure("provider {provider} can't be imported from {target}", provider=name, target=target)
         raise ConfigError(
             f"{source}: provider: {name!r} can't be loaded from {target}: {type(error).__name__}: {error}"

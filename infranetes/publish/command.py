@@ -25,6 +25,7 @@ from infranetes.guest.build import say
 from infranetes.guest.cli import Subcommand, Subparsers
 from infranetes.guest.cloud_disk import DEFAULT_GIB, build_cloud_disk
 from infranetes.guest.cloud_recipe import DEFAULT_KIND, KINDS
+from infranetes.providers import libraries
 from infranetes.publish.first_image import build_first_image
 from infranetes.publish.interface import (
     CloudImage,
@@ -52,11 +53,11 @@ class Connect(Protocol):
     ) -> ImagePublisher: ...
 
 
-# Each cloud's `Connect`, and what has to be installed for it. A module is imported when it is needed.
-CLOUDS: Mapping[str, tuple[str, str]] = {
-    "aws": ("infranetes.publish.aws_command", "python3-botocore"),
-    "gcp": ("infranetes.publish.gcp_command", "python3-requests"),
-    "vsphere": ("infranetes.publish.vsphere_command", "python3-pyvmomi"),
+# The module of each cloud's `Connect`, which is imported when it is needed.
+CLOUDS: Mapping[str, str] = {
+    "aws": "infranetes.publish.aws_command",
+    "gcp": "infranetes.publish.gcp_command",
+    "vsphere": "infranetes.publish.vsphere_command",
 }
 
 
@@ -312,13 +313,12 @@ def _publisher(options: argparse.Namespace) -> ImagePublisher:
     table = config.load(str(path), {}).providers.get(cloud)
     if table is None:
         raise ConfigError(f"{path}: there is no table [providers.{cloud}], which says where to publish to")
-    module, package = CLOUDS[cloud]
     try:
-        connect = cast(Connect, import_module(module).connect)
+        connect = cast(Connect, import_module(CLOUDS[cloud]).connect)
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("infranetes"):
+        if (lacking := libraries.missing(cloud, error)) is None:
             raise
-        raise FailedPrecondition(f"publishing to {cloud} needs {error.name}: install {package}") from None
+        raise FailedPrecondition(f"publishing to {cloud}: {lacking}") from None
     return connect(table, str(path), options)
 
 

@@ -43,7 +43,8 @@ class NodeProxy:
 
     def __init__(self, reactor: IReactor, bridge: str, rules: Rules | None) -> None:
         self._reactor = reactor
-        self._kernel = Kernel(reactor, tables=of_bridge(bridge))
+        # Not by the library, which reads the node's other tables, too: newer nftables' sets end its process.
+        self._kernel = Kernel(reactor, tables=of_bridge(bridge), library=False)
         self._proxy = ServiceProxy(self._kernel)
         self.rules = rules.sender(_InProcess(self._proxy)) if rules is not None else None
         self._looking = LoopingCall(self._look)

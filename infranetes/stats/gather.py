@@ -6,6 +6,7 @@ answered less than FRESH_SECONDS ago   are those
 can be reached                         are asked for; all agents together have WAIT_SECONDS
 did not answer in that time            may still come, but nobody waits for them until that call has ended
 can't be reached                       are missing
+sleeps                                 are those that it had then; it uses nothing
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from twisted.logger import Logger
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.store.states import SandboxState
 from infranetes.pods.vm.listing import Listing
+from infranetes.stats.resting import resting
 from infranetes_common.concurrency import sleep, start, within
 from infranetes_common.errors import DeadlineExceeded, InfranetesError
 from infranetes_common.wire import vmserver
@@ -82,6 +84,11 @@ class Gatherer:
         begun = 0
         for sandbox in wanted:
             id = sandbox.id
+            if sandbox.asleep is not None:
+                self._last[id] = Figures(
+                    resting(sandbox.asleep, int(self._clock.seconds() * 1e9)), self._clock.seconds()
+                )
+                continue
             if self._since(id, since) is not None or not _reachable(sandbox):
                 continue
             if id not in self._asking:

@@ -32,6 +32,11 @@ _CONFIGURATION = re.compile(
 _HUGE_PAGES = "hugetlbfs"
 _IN_MEMORY = {"tmpfs", "ramfs", _HUGE_PAGES}
 _SIZED = {"tmpfs", _HUGE_PAGES}
+# File systems whose files are the kernel's words: what is read of them is not what their sizes say.
+_KERNELS = frozenset(
+    {"proc", "sysfs", "cgroup", "cgroup2", "debugfs", "tracefs", "securityfs", "configfs", "bpf", "pstore"}
+    | {"efivarfs", "devpts", "mqueue", "binfmt_misc", "fusectl", "selinuxfs", "nsfs", "rpc_pipefs"}
+)
 _PROPAGATION = {cri.PROPAGATION_HOST_TO_CONTAINER: "HOST_TO_CONTAINER",
                 cri.PROPAGATION_BIDIRECTIONAL: "BIDIRECTIONAL"}  # fmt: skip
 
@@ -113,7 +118,7 @@ def find_source(mount: cri.Mount, table: MountTable, confined: Collection[str] =
     """Return the source of a mount; a missing one is made, as a directory. Blocks.
 
     :param confined: directories that containers may write to: a link in one must not lead out of it.
-    :raise InvalidArgument: a socket, device or pipe, or such a link.
+    :raise InvalidArgument: a socket, device or pipe, of the kernel's file systems, or such a link.
     :raise FailedPrecondition: it can't be looked at, or it only stands for a volume that is a disk."""
     path = mount.host_path
     try:
@@ -124,24 +129,29 @@ def find_source(mount: cri.Mount, table: MountTable, confined: Collection[str] =
             )
         raw = os.fsencode(path)
         try:
-            found = _status(raw)
+            status = _status(raw)
         except FileNotFoundError:
             make_directories(raw)
-            found = _status(raw)
+            status = _status(raw)
     except OSError as error:
         raise FailedPrecondition(f"{path} can't be looked at: {error.strerror}") from None
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         raise FailedPrecondition(f"{path} became a link while it was looked at")
-    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
         raise InvalidArgument(
             f"{path} is a socket, device or pipe, which can't be copied into a VM. For a disk, ask for a raw "
             "volume (volumeMode: Block)"
         )
-    fs_type = table.fs_type(found.st_dev)
+    fs_type = table.fs_type(status.st_dev)
+    if fs_type in _KERNELS:
+        raise InvalidArgument(
+            f"{path} is of the node's kernel ({fs_type}), and can't be copied into a VM, which has a kernel "
+            "of its own; a pod that watches or changes its node has to run on the node itself"
+        )
     in_memory = fs_type in _IN_MEMORY or _is_configuration(path, table)
     size = _file_system(path).f_bsize if fs_type == _HUGE_PAGES else 0
     limit = _size_limit(path, table) if fs_type in _SIZED else 0
-    return Source(path, stat.S_ISREG(found.st_mode), in_memory, limit, size)
+    return Source(path, stat.S_ISREG(status.st_mode), in_memory, limit, size)
 
 
 def _size_limit(path: str, table: MountTable) -> int:
@@ -149,8 +159,8 @@ def _size_limit(path: str, table: MountTable) -> int:
     pod's memory."""
     if not _EMPTY_DIR.search(path) or table.layout(path)[b""].path != b"/":
         return 0
-    found = _file_system(path)
-    return max(found.f_blocks, 0) * found.f_frsize
+    sizes = _file_system(path)
+    return max(sizes.f_blocks, 0) * sizes.f_frsize
 
 
 def _file_system(path: str) -> os.statvfs_result:
@@ -176,7 +186,7 @@ def writable_submounts(mount: cri.Mount, source: Source, layout: Layout) -> list
     below it on the node, which stay writable. Blocks."""
     if not mount.readonly or mount.recursive_read_only:
         return []
-    found = []
+    submounts = []
     for path in map(os.fsdecode, outermost_writable(layout)):
         host_path = os.path.join(source.path, path)
         with contextlib.suppress(OSError):
@@ -184,7 +194,7 @@ def writable_submounts(mount: cri.Mount, source: Source, layout: Layout) -> list
             if not stat.S_ISDIR(kind) and not stat.S_ISREG(kind):
                 continue
             container_path = os.path.join(mount.container_path, path)
-            found.append(
+            submounts.append(
                 cri.Mount(
                     container_path=container_path,
                     host_path=host_path,
@@ -192,7 +202,7 @@ def writable_submounts(mount: cri.Mount, source: Source, layout: Layout) -> list
                     gidMappings=mount.gidMappings,
                 )
             )
-    return found
+    return submounts
 
 
 def for_agent(config: cri.ContainerConfig, names: Mapping[int, str]) -> cri.ContainerConfig:

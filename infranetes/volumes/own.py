@@ -118,6 +118,11 @@ class OwnVolumes:
         self._show(sandbox)
         return found.name
 
+    async def id_of(self, sandbox: Sandbox, source: Source) -> str:
+        """Return the id of the own volume that a source is of, or lies in; "": it is of none."""
+        found = await self._find(sandbox, source)
+        return "" if found is None else found.whole.id
+
     async def bring_again(self, sandbox: Sandbox) -> None:
         """Bring those in memory again if the VM has rebooted. :raise InfranetesError: one can't be had."""
         for volume in list(self._volumes.get(sandbox.id, {}).values()):

@@ -3,7 +3,7 @@
 A raw volume is not mounted: the VM's device is the container's.
 
 Which volumes a pod has is known from what kubelet has had published among the node's mounts; which are
-attached, from the store. docs/persistent-volumes.md has the table that this follows:
+attached, from the store. docs/volume-lifecycle.md has the table that this follows:
 
 record   at the provider        in the VM         next
 none     free                                     its pod's VM runs: record, attach (`at_launch`)
@@ -35,6 +35,8 @@ from infranetes.pods.node.sides import Providers, ProviderSide
 from infranetes.pods.store.records import AttachmentRecord, Contents
 from infranetes.pods.store.states import SandboxState
 from infranetes.providers.machine_images import BaseDisk, BootDisk
+from infranetes.providers.tenant_volumes import check_use
+from infranetes.providers.tenants import split
 from infranetes.providers.volumes import ROOT_SERIAL, IHasVolumes, IKeepsRoots, IVolumes
 from infranetes.volumes import mounts
 from infranetes.volumes.at_launch import VolumesAtLaunch
@@ -240,6 +242,7 @@ class PodVolumes(PodFeature):
 
     async def _attached(self, sandbox: Sandbox, wanted: PublishedVolume) -> str:
         """Record a volume as the sandbox's and attach it; return its disk's serial number in the VM."""
+        self._check_tenant(sandbox, wanted.volume)
         volumes = self._volumes_of(self._providers.side_of(sandbox.record))
         record = await self._recorded(sandbox, wanted)
         try:
@@ -253,6 +256,12 @@ class PodVolumes(PodFeature):
         if record.serial != serial:
             await self._put(attrs.evolve(record, serial=serial))
         return serial
+
+    def _check_tenant(self, sandbox: Sandbox, volume: str) -> None:
+        """Check that a volume is of the pod's tenant. :raise FailedPrecondition: it is another one's."""
+        provider, tenant = split(self._providers.side_of(sandbox.record).name)
+        if any(split(name)[0] == provider and split(name)[1] for name in self._providers.by_name):
+            check_use(volume, tenant)
 
     async def _recorded(
         self, sandbox: Sandbox, wanted: PublishedVolume, serial: str = ""
@@ -278,6 +287,15 @@ class PodVolumes(PodFeature):
         )
         await self._put(record)
         return record
+
+    async def volumes_of(self, container: Container) -> dict[str, str]:
+        """Return none. :raise FailedPrecondition: the pod has volumes."""
+        if its := self._of(container.sandbox):
+            raise FailedPrecondition(
+                f"sandbox {container.sandbox.id} has volume {its[0].id}, a disk: what is on it would be of "
+                "another instant, or two pods would write to it, so such a pod can't be kept"
+            )
+        return {}
 
     # ---- at a sandbox's end
 
@@ -364,8 +382,12 @@ class PodVolumes(PodFeature):
 
     # ---- records
 
+    def attachments(self, sandbox_id: str) -> list[AttachmentRecord]:
+        """Return the records of the volumes that are a sandbox's."""
+        return [record for record in self._records.values() if record.sandbox_id == sandbox_id]
+
     def _of(self, sandbox: Sandbox) -> list[AttachmentRecord]:
-        return [record for record in self._records.values() if record.sandbox_id == sandbox.id]
+        return self.attachments(sandbox.id)
 
     def _is_of(self, record: AttachmentRecord, sandbox: Sandbox) -> bool:
         """Whether the volume is the sandbox's. A root becomes so before its VM has an id."""

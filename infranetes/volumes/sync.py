@@ -55,6 +55,22 @@ class VolumeSync:
         async with volume.lock:
             await self._sync(sandbox, volume, make=first)
 
+    async def take(self, sandbox: Sandbox, volume: Volume) -> None:
+        """Take what the VM has for what both sides had, so that the node's side counts wherever they differ.
+
+        It is what a kept pod had."""
+        async with volume.lock:
+            if (agent := sandbox.client) is not None and volume.writable:
+                volume.base = None
+                volume.base = await self._list(agent, volume)
+
+    async def sync_locked(self, sandbox: Sandbox, volume: Volume) -> None:
+        """Make the VM's side of a volume that nobody writes to the node's again, whatever it is by now.
+
+        The caller has the volume's lock."""
+        volume.base = None  # so that the VM is asked what it has
+        await self._sync(sandbox, volume, make=True)
+
     async def bring(self, sandbox: Sandbox, volume: Volume) -> None:
         """Make a volume in the VM, with what the node has of it now. Nothing is compared."""
         agent = sandbox.client

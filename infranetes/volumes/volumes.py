@@ -30,6 +30,7 @@ from infranetes.volumes.mounts import Source
 from infranetes.volumes.own import OwnVolumes
 from infranetes.volumes.records import VolumeRecords
 from infranetes.volumes.space import ShownSpace
+from infranetes.volumes.stillness import StillVolumes
 from infranetes.volumes.sync import VolumeSync
 from infranetes.volumes.volume import Volume
 from infranetes.volumes.watch import VolumeWatch
@@ -67,6 +68,7 @@ class Volumes(PodFeature):
         self._write_back = WriteBack(reactor, self._sync.sync)
         self._space = ShownSpace(reactor, self._lanes, on=config.show_space, free=config.keep_free)
         self._own = OwnVolumes(reactor, self._records, self._mounts, self._sync, self._space)
+        self._still = StillVolumes(self._sync)
         self._flushes: dict[str, Flight[str]] = {}  # by container
 
     # ---- over the daemon's life
@@ -111,6 +113,7 @@ class Volumes(PodFeature):
 
     def disconnected(self, sandbox: Sandbox) -> None:
         """Forget the volumes of a sandbox whose VM ends."""
+        self._still.forget(sandbox.id)
         self._watch.forget(sandbox.id)
         own = self._own.forget(sandbox)
         if self._volumes.pop(sandbox.id, None) is not None or own:
@@ -154,6 +157,39 @@ class Volumes(PodFeature):
         whole.mounts.extend(wanted[len(config.mounts) :])
         return mounts.for_agent(whole, names)
 
+    async def volumes_of(self, container: Container) -> dict[str, str]:
+        """Return the ids of the volumes that a container's mounts are of.
+
+        :raise InfranetesError: a mount's source can't be looked at; names it."""
+        all_mounts = list(container.config.mounts)
+        taken = {mount.container_path for mount in all_mounts}
+        own = mounts.writable_paths(all_mounts)
+        ids: dict[str, str] = {}
+        for index, mount in enumerate(all_mounts):  # the loop appends the submounts that it finds
+            if mount.HasField("image"):
+                continue
+            try:
+                source = await self._find(mount, own)
+                if id := await self._own.id_of(container.sandbox, source):
+                    ids[mount.container_path] = id
+                    continue
+                layout = await run_in_thread(self._reactor, self._mounts.layout, source.path)
+            except InfranetesError as error:
+                raise type(error)(f"{mounts.describe(index, mount)}: {error}") from None
+            ids[mount.container_path] = source.id
+            if mount.propagation == cri.PROPAGATION_PRIVATE:
+                more = await self._sync.at_source(source, mounts.writable_submounts, mount, source, layout)
+                all_mounts.extend(one for one in more if one.container_path not in taken)
+        return ids
+
+    async def hold_still(self, sandbox: Sandbox) -> list[str]:
+        """Compare and copy nothing until `go_on`; return the ids of volumes such as secrets."""
+        return await self._still.hold(sandbox, list(self._volumes.get(sandbox.id, {}).values()))
+
+    async def go_on(self, sandbox: Sandbox) -> None:
+        """Bring secrets and the like again. :raise InfranetesError: one can't be brought."""
+        await self._still.go_on(sandbox, list(self._volumes.get(sandbox.id, {}).values()))
+
     def _find(self, mount: cri.Mount, own: set[str]) -> Deferred[Source]:
         confined = own | self._writable_paths()
         return self._lanes.run(
@@ -188,6 +224,8 @@ class Volumes(PodFeature):
                     await run_in_thread(self._reactor, self._mounts.layout, source.path) if private else None
                 )
                 await run_in_thread(self._reactor, self._records.save, container.sandbox.id, volume.record)
+                if container.adopts and volume.containers == {container.id}:
+                    await self._sync.take(container.sandbox, volume)
                 await self._sync.sync(container.sandbox, volume, first=True)
                 break
             except Unavailable:

@@ -12,7 +12,7 @@ Use Twisted's own where they fit: `DeferredLock` for one lock, `DeferredSemaphor
 `shielded`         wait for work that goes on when the waiter is cancelled
 `cancellable`      tell the end of a cancelled client as CancelledError
 `settled`          wait until all of several have ended, even if some fail
-`until_ended`      wait for an end, even if the wait is cancelled
+`until_ended`      wait for an end, even if the wait is cancelled; `to_its_end`: for its result too
 `Flight`           work that several callers share and that outlives them
 `Event`            something that happens once
 `Notifier`         wakes all waiters, any number of times
@@ -39,16 +39,18 @@ from infranetes_common.concurrency.flight import (
     shielded,
     sleep,
     start,
+    to_its_end,
     until_ended,
     within,
 )
 from infranetes_common.concurrency.keyed_lock import KeyedLock
 from infranetes_common.concurrency.lanes import Lanes, still_alive
 from infranetes_common.concurrency.notifier import Notifier
-from infranetes_common.concurrency.threads import IMAGES, LOGS, run_in_thread
+from infranetes_common.concurrency.threads import IMAGES, KEEPING, LOGS, run_in_thread
 
 __all__ = [
     "IMAGES",
+    "KEEPING",
     "LOGS",
     "Event",
     "Flight",
@@ -69,6 +71,7 @@ __all__ = [
     "start",
     "still_alive",
     "sync_directory",
+    "to_its_end",
     "until_ended",
     "within",
 ]

@@ -179,6 +179,7 @@ async def until_ended(work: Deferred[T]) -> None:
     """Wait until `work` has ended, and leave its result, or failure, to its other users.
 
     Cancelling the wait does nothing: use it where the work must keep its files or processes to its end.
+    What follows goes on within the callbacks of `work`, which can't be awaited there: see `to_its_end`.
     """
     ended = False
     waiting: Deferred[None] = Deferred()
@@ -196,3 +197,17 @@ async def until_ended(work: Deferred[T]) -> None:
             await waiting
         except CancelledError:
             waiting = Deferred()
+
+
+async def to_its_end(work: Deferred[T]) -> T:
+    """Return the result of `work`, or raise its error, once it has ended. Nobody else has it then.
+
+    Cancelling this does nothing, as with `until_ended`.
+    """
+    outcomes: list[T | Failure] = []
+    work.addBoth(outcomes.append)
+    await until_ended(work)
+    outcome = outcomes[0]
+    if isinstance(outcome, Failure):
+        outcome.raiseException()
+    return outcome

@@ -18,7 +18,8 @@ Ts = TypeVarTuple("Ts")
 
 LOGS = "logs"
 IMAGES = "images"
-_SIZES = {LOGS: 2, IMAGES: 6}  # threads per purpose, so that a busy purpose delays no other
+KEEPING = "keeping"
+_SIZES = {LOGS: 2, IMAGES: 6, KEEPING: 2}  # threads per purpose, so that a busy purpose delays no other
 
 _pools: WeakKeyDictionary[IReactorThreads, dict[str, ThreadPool]] = WeakKeyDictionary()
 
@@ -26,7 +27,7 @@ _pools: WeakKeyDictionary[IReactorThreads, dict[str, ThreadPool]] = WeakKeyDicti
 def threads_for(reactor: IReactorThreads, purpose: str) -> ThreadPool:
     """Return the thread pool of a purpose, which ends with the reactor.
 
-    :param purpose: `LOGS`, `IMAGES`, or "" for the reactor's own pool, which is for short work.
+    :param purpose: `LOGS`, `IMAGES`, `KEEPING`, or "" for the reactor's own pool, which is for short work.
     """
     if not purpose:
         return reactor.getThreadPool()

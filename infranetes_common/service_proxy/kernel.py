@@ -37,6 +37,7 @@ class Kernel:
     """The tables of a network namespace.
 
     :param namespace: its name; none: the process's own. :param opener: `open_socket` there.
+    :param library: as `Scripts` has it.
     :ivar tables: which tables.
     """
 
@@ -46,12 +47,14 @@ class Kernel:
         namespace: str = "",
         opener: Callable[[], socket.socket] = open_socket,
         tables: script.Tables = script.MACHINE,
+        *,
+        library: bool = True,
     ) -> None:
         self.tables = tables
         self._opener = opener
         self._reactor = reactor
         self._inside = ["ip", "netns", "exec", namespace] if namespace else []
-        self._scripts = Scripts(reactor, namespace)
+        self._scripts = Scripts(reactor, namespace, library=library)
         self._unread = 0  # failed listings in a row of a table that exists
 
     def watch(self, mend: Mend) -> TablesWatch:

@@ -76,17 +76,21 @@ class Control(LineOnlyReceiver):
         if op == "stop":
             self.factory.stop()
             return {}
-        if op not in ("boot", "end", "get", "behave"):
-            raise InvalidArgument(f"op {op!r:.80}: expected boot, end, get, list, behave, watch or stop")
+        if op not in ("boot", "halt", "end", "get", "behave"):
+            raise InvalidArgument(
+                f"op {op!r:.80}: expected boot, halt, end, get, list, behave, watch or stop"
+            )
         id = _field(request, "id", str)
         if op == "get":
             return {"vm": farm.get(id)}
+        if op == "halt":
+            return {"vm": await farm.halt(id)}
         if op == "end":
             await farm.end(id)
             return {}
         behaviour, after = request.get("behaviour", NORMAL), request.get("after", 0)
         if op == "behave":
-            return {"vm": await farm.behave(id, behaviour, after)}
+            return {"vm": await farm.behave(id, behaviour, after, request.get("detail", ""))}
         identity, tags = _field(request, "identity", dict), request.get("tags", {})
         if not isinstance(tags, dict):
             raise InvalidArgument("tags: expected an object")

@@ -22,7 +22,7 @@ from infranetes_common.reactors import IReactor
 from infranetes_simulation.farm.namespaces import LAYERS
 from infranetes_simulation.farm.port import HOST
 from infranetes_simulation.farm.vm import RECORD, Report, SimulatedVm
-from infranetes_simulation.protocol import BEHAVIOURS, Hardware, Vm
+from infranetes_simulation.protocol import BEHAVIOURS, STOPPED, Hardware, Vm
 from vmserver import validate
 
 MAX_TAGS_BYTES = 16 * 1024
@@ -50,7 +50,7 @@ class Farm:
         _thd_remove(self._directory / LAYERS)
         for file in self._directory.glob(f"*/{RECORD}"):
             try:
-                vm = SimulatedVm.found(self._reactor, file.parent, self._report)
+                vm = SimulatedVm.recovered(self._reactor, file.parent, self._report)
             except (ValueError, KeyError, TypeError, InvalidArgument) as error:
                 _log.error("{file} is unreadable and removed: {error}", file=str(file), error=error)
                 shutil.rmtree(file.parent, ignore_errors=True)
@@ -81,24 +81,30 @@ class Farm:
         after: object,
         hardware: object = None,
     ) -> Vm:
-        """Start a VM, or describe the one that is there.
+        """Start a VM, one that is stopped too, or describe the one that is there.
 
         :raise InvalidArgument: a field is malformed; names it.
         """
         validate.container_id(id)
         async with self._locks.held(id):
+            document = attrs.evolve(decode(json.dumps(identity).encode()), listen=f"{HOST}:0")
             if id in self._vms:
-                return self._vms[id].describe()
+                there = self._vms[id]
+                if there.state == STOPPED:
+                    seconds = _seconds("delay", delay)
+                    await there.start_again(document, _behaviour(behaviour), _seconds("after", after))
+                    there.boot(seconds)
+                return there.describe()
             if len(json.dumps(tags)) > MAX_TAGS_BYTES:
                 raise InvalidArgument(f"tags: over {MAX_TAGS_BYTES} bytes")
             described = _hardware(hardware)
-            document = decode(json.dumps(identity).encode())
             vm = SimulatedVm(
                 self._reactor,
                 self._directory / id,
                 self._report,
                 id=id,
-                identity=attrs.evolve(document, listen=f"{HOST}:0"),
+                sandbox_id=document.sandbox_id,
+                identity=document,
                 tags=tags,
                 behaviour=_behaviour(behaviour),
                 after=_seconds("after", after),
@@ -115,11 +121,20 @@ class Farm:
             vm.boot(seconds)
             return vm.describe()
 
-    async def behave(self, id: str, behaviour: object, after: object) -> Vm:
+    async def behave(self, id: str, behaviour: object, after: object, why: object = "") -> Vm:
         """Change how a VM behaves. :raise NotFound: there is none. :raise InvalidArgument: malformed."""
         async with self._locks.held(id):
             vm = self._existing(id)
-            await vm.behave(_behaviour(behaviour), _seconds("after", after))
+            await vm.behave(_behaviour(behaviour), _seconds("after", after), str(why)[:1000])
+            return vm.describe()
+
+    async def halt(self, id: str) -> Vm:
+        """Turn a running VM off, so that `boot` starts it again. Idempotent.
+
+        :raise NotFound: there is none. :raise FailedPrecondition: it does not run."""
+        async with self._locks.held(id):
+            vm = self._existing(id)
+            await vm.halt()
             return vm.describe()
 
     async def end(self, id: str) -> None:

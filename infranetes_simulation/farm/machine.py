@@ -20,6 +20,9 @@ class IMachine(Interface):
     async def turn_off() -> None:
         """Cut its power, also while it is being turned on. Idempotent."""
 
+    def forget() -> None:
+        """Forget the identity that it was turned on with, once it is off. Blocks."""
+
     async def behave(behaviour: str) -> None:
         """Change how its agent behaves; connections are cut."""
 

@@ -25,14 +25,14 @@ from infranetes_common.identity import Identity, encode
 from infranetes_common.reactors import IReactor
 from infranetes_simulation.farm.machine import IMachine
 from infranetes_simulation.machine import AGENT_PORT, cgroups, guest, hypervisor, network
-from infranetes_simulation.protocol import NO_AGENT, UNREACHABLE, Hardware
+from infranetes_simulation.protocol import ASLEEP, NO_AGENT, UNREACHABLE, Hardware
 from vmserver.identity.delivery import save
 
 _DISK, _IDENTITY = "disk", "identity"
 _LOCK = "bridge.lock"
 LAYERS = "layers"
 """The directory of the layers that a VM has on its disk; in the farm's, of those that others begin with."""
-_BEHAVIOURS = {NO_AGENT: guest.NO_AGENT, UNREACHABLE: guest.SILENT}
+_BEHAVIOURS = {NO_AGENT: guest.NO_AGENT, ASLEEP: guest.NO_AGENT, UNREACHABLE: guest.SILENT}
 _END_SECONDS = hypervisor.END_SECONDS + 5.0
 _MAX_WORDS = 2000
 
@@ -158,6 +158,9 @@ class NamespaceMachine:
         except TimeoutError:
             running.transport.signalProcess("KILL")
             await running.ended.wait()
+
+    def forget(self) -> None:
+        (self._disk / _IDENTITY).unlink(missing_ok=True)
 
     async def behave(self, behaviour: str) -> None:
         if self._hypervisor is not None and not self._hypervisor.ended.happened:

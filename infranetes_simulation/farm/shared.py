@@ -15,10 +15,11 @@ from infranetes_simulation.containers import create
 from infranetes_simulation.containers.provider import FakeProvider
 from infranetes_simulation.farm.machine import IMachine
 from infranetes_simulation.farm.port import HOST, VmPort
-from infranetes_simulation.protocol import NO_AGENT, NORMAL, UNREACHABLE
+from infranetes_simulation.protocol import ASLEEP, NO_AGENT, NORMAL, UNREACHABLE
 from vmserver.config import Config, IdentityConfig
 from vmserver.containers import ProviderContext
 from vmserver.daemon import Vmserver
+from vmserver.identity.current import IDENTITY_FILE
 
 
 @implementer(IMachine)
@@ -79,6 +80,9 @@ class SharedMachine:
             await agent.stopService()
         self._port = self._provider = None
 
+    def forget(self) -> None:
+        (self._directory / IDENTITY_FILE).unlink(missing_ok=True)
+
     async def behave(self, behaviour: str) -> None:
         self._behaviour = behaviour
         if self._port is not None:
@@ -88,7 +92,7 @@ class SharedMachine:
     async def _set_port(self) -> None:
         assert self._port is not None
         self._port.factory.silent = self._behaviour == UNREACHABLE
-        if self._behaviour == NO_AGENT:
+        if self._behaviour in (NO_AGENT, ASLEEP):
             await self._port.refuse()
         else:
             await self._port.accept()

@@ -5,7 +5,10 @@ A VM's states, and what leads from each:
 
     pending   its delay is over                running (behaviour never: stays)
     running   dies-after's time is over        ended
-    any       the farm ends                    ended, as the next farm finds it
+    running   ``halt``                         stopped: it has its record and disk, and no identity
+    stopped   ``boot``                         pending
+    stopped   the farm ends                    stopped
+    others    the farm ends                    ended, as the next farm finds it
     any       ``end``                          forgotten
 """
 
@@ -20,6 +23,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
 
 from infranetes_common.concurrency import Flight, run_in_thread, start
+from infranetes_common.errors import FailedPrecondition
 from infranetes_common.identity import Identity, decode, encode
 from infranetes_common.reactors import IReactor
 from infranetes_simulation.farm.machine import IMachine
@@ -33,6 +37,7 @@ from infranetes_simulation.protocol import (
     NEVER,
     PENDING,
     RUNNING,
+    STOPPED,
     Hardware,
     Vm,
 )
@@ -55,7 +60,8 @@ class SimulatedVm:
     directory: Path
     report: Report
     id: str
-    identity: Identity
+    sandbox_id: str
+    identity: Identity | None  # None: it is stopped
     tags: Mapping[str, str]
     behaviour: str
     after: float  # seconds, for dies-after
@@ -64,6 +70,7 @@ class SimulatedVm:
     state: str = PENDING
     detail: str = ""
     forgotten: bool = False
+    _why: str = ""
     _timer: IDelayedCall | None = None  # of its boot, or its death
     _machine: IMachine = attrs.field(init=False)
     _starting: Deferred[None] | None = None
@@ -76,7 +83,7 @@ class SimulatedVm:
         """Return it as the protocol shows it."""
         return Vm(
             id=self.id,
-            sandbox_id=self.identity.sandbox_id,
+            sandbox_id=self.sandbox_id,
             state=self.state,
             host=self._machine.host,
             port=self._machine.port,
@@ -97,20 +104,23 @@ class SimulatedVm:
             "created_at": self.created_at,
             "tags": dict(self.tags),
             "hardware": self.hardware,
-            "identity": encode(self.identity).decode(),
+            "sandbox_id": self.sandbox_id,
+            "identity": encode(self.identity).decode() if self.identity is not None else None,
         }
         await run_in_thread(self.reactor, save, self.directory / RECORD, json.dumps(record))
 
     @classmethod
-    def found(cls, reactor: IReactor, directory: Path, report: Report) -> SimulatedVm:
+    def recovered(cls, reactor: IReactor, directory: Path, report: Report) -> SimulatedVm:
         """Return the VM of an earlier farm, with which it has ended, and end what is left of its containers.
 
         :raise ValueError, KeyError, TypeError, InvalidArgument: its record is unreadable.
         """
         record = json.loads((directory / RECORD).read_bytes())
-        identity = decode(record.pop("identity").encode())
-        detail = "it ended with the farm that held it"
-        vm = cls(reactor, directory, report, identity=identity, **record, state=ENDED, detail=detail)
+        document = record.pop("identity")
+        identity = decode(document.encode()) if document is not None else None
+        vm = cls(reactor, directory, report, identity=identity, **record, state=STOPPED)
+        if identity is not None:
+            vm.state, vm.detail = ENDED, "it ended with the farm that held it"
         vm._machine.clear()
         return vm
 
@@ -131,6 +141,7 @@ class SimulatedVm:
         return SharedMachine(self.reactor, self.directory, self.tags.get(IMAGES_TAG) == LAYERS)
 
     async def _start(self) -> None:
+        assert self.identity is not None
         try:
             await self._machine.turn_on(self.identity, self.behaviour)
         except Exception as error:
@@ -151,11 +162,11 @@ class SimulatedVm:
 
     def _die(self) -> None:
         self._timer = None
-        start(self._end(f"it died after {self.after:g} s, as its behaviour says"))
+        start(self._end(self._why or f"it died after {self.after:g} s, as its behaviour says"))
 
     async def _end(self, why: str) -> None:
         await self.power_off()
-        if self.state != ENDED and not self.forgotten:
+        if self.state not in (ENDED, STOPPED) and not self.forgotten:
             self.state, self.detail = ENDED, why
             self.report(ENDED, self.describe())
 
@@ -165,6 +176,24 @@ class SimulatedVm:
         if self._power_off is None:
             self._power_off = Flight(self._machine.turn_off())
         await self._power_off.join()
+
+    async def halt(self) -> None:
+        """Turn it off, so that it keeps its disk alone. Idempotent.
+
+        :raise FailedPrecondition: it does not run."""
+        if self.state not in (RUNNING, STOPPED):
+            raise FailedPrecondition(f"VM {self.id} is {self.state} and can't be stopped")
+        self.state, self.identity = STOPPED, None
+        await self.save()
+        await self.power_off()
+        await run_in_thread(self.reactor, self._machine.forget)
+
+    async def start_again(self, identity: Identity, behaviour: str, after: float) -> None:
+        """Give it an identity, and have it pending, once it is stopped."""
+        self.identity, self.behaviour, self.after = identity, behaviour, after
+        await self.save()
+        self.state, self._power_off, self._starting = PENDING, None, None
+        self._machine = self._make_machine()
 
     async def destroy(self) -> None:
         """Cut its power, also while it starts; its end is not reported."""
@@ -180,9 +209,9 @@ class SimulatedVm:
 
     # Behaviour
 
-    async def behave(self, behaviour: str, after: float) -> None:
-        """Change how it behaves from now on."""
-        self.behaviour, self.after = behaviour, after
+    async def behave(self, behaviour: str, after: float, why: str = "") -> None:
+        """Change how it behaves from now on. :param why: it dies, for dies-after."""
+        self.behaviour, self.after, self._why = behaviour, after, why
         await self.save()
         await self._machine.behave(behaviour)
         if self.state == RUNNING:

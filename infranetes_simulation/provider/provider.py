@@ -7,6 +7,8 @@ state    cause         next
 (none)   boot          PENDING
 PENDING  running       RUNNING     after the boot time
 PENDING  ended         ENDED
+RUNNING  halted        STOPPED     `stop_vm`
+STOPPED  boot          PENDING     `launch`, or ended and booted anew if starts fail
 RUNNING  ended         ENDED       power cut, dies-after, the farm has gone
 any      end           (none)      `destroy`
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Address
+from pathlib import Path
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -31,8 +34,21 @@ from infranetes.providers.interface import (
     IPodProvider,
     Progress,
     ProviderContext,
+    VmRequest,
 )
-from infranetes_common.concurrency import KeyedLock, Notifier, deferred, start
+from infranetes.providers.keeping import IStartsKeptVms, KeptVm
+from infranetes.providers.sleeping import Activity, ISleeps, Slept
+from infranetes.providers.stopping import IStopsVms
+from infranetes_common.concurrency import (
+    KeyedLock,
+    Notifier,
+    deferred,
+    run_in_thread,
+    shielded,
+    sleep,
+    start,
+    within,
+)
 from infranetes_common.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -45,15 +61,20 @@ from infranetes_common.errors import (
 from infranetes_common.reactors import IReactor
 from infranetes_simulation.protocol import (
     ARCHIVES,
+    ASLEEP,
     BEHAVIOURS,
+    DIES_AFTER,
     ENDED,
     IMAGES_TAG,
     LAYERS,
     NORMAL,
+    RUNNING,
+    STOPPED,
     Answer,
     Hardware,
     Vm,
 )
+from infranetes_simulation.provider import kept
 from infranetes_simulation.provider.addresses import free_address, subnet
 from infranetes_simulation.provider.farm_client import FarmClient
 from infranetes_simulation.provider.settings import (
@@ -67,11 +88,12 @@ from infranetes_simulation.provider.settings import (
     Fault,
     Settings,
 )
+from infranetes_simulation.provider.sleeping import SleepFiles
 
 _log = Logger()
 
 
-@implementer(IPodProvider, IHasGuestImage)
+@implementer(IPodProvider, IHasGuestImage, ISleeps, IStartsKeptVms, IStopsVms)
 class SimulatedProvider:
     """See `IPodProvider`. Whatever has to be remembered of a VM is in its tags, which the farm keeps."""
 
@@ -90,12 +112,14 @@ class SimulatedProvider:
             self._connected,
             self._event,
         )
+        self._slept = SleepFiles(context.state_dir / self.name / "asleep")
         self._connections = 0
         self._vms: dict[str, Vm] = {}  # all of the farm's, other nodes' too: addresses are shared
         self._reserved: dict[str, str] = {}  # addresses of VMs whose boot is not answered yet, by VM id
         self._last_address = ""
         self._launches = 0
         self._locks: KeyedLock[str] = KeyedLock()  # by token
+        self._vms_kept: KeyedLock[str] = KeyedLock()  # by VM id
         self._destroying: set[str] = set()
         self._changes: dict[str, Notifier] = {}  # by VM id
         self._watchers: list[Callable[[Instance], None]] = []
@@ -174,12 +198,124 @@ class SimulatedProvider:
             **{f"VMs {state.value}": str(states.count(state.value)) for state in InstanceState},
         }
 
+    # ---- IStopsVms
+
+    def check_stoppable(self, request: VmRequest) -> None:
+        refuse_unknown("simulated", request.annotations, ANNOTATIONS)
+
+    @deferred
+    async def stop_vm(self, instance_id: str, seconds: float) -> Instance:
+        instance = await self.get(instance_id)
+        stopping = self._stop_vm(instance_id, instance.token)
+        return await within(self._reactor, seconds, stopping, f"stopping VM {instance_id}")
+
+    async def _stop_vm(self, instance_id: str, token: str) -> Instance:
+        instance = await self.get(instance_id)
+        if instance.state is InstanceState.RUNNING:
+            await sleep(self._reactor, self._settings.stop_seconds)
+        async with self._locks.held(token):
+            instance = await self.get(instance_id)
+            if instance.state is InstanceState.ENDED:
+                raise Unavailable(f"VM {instance_id} has ended: {instance.detail or 'no reason known'}")
+            vm = (await self._farm.request("halt", id=instance_id))["vm"]
+            self._vms[instance_id] = vm
+            self._changed(instance_id)
+            return _instance(vm)
+
+    # ---- IStartsKeptVms
+
+    @deferred
+    async def keep(self, instance_id: str, directory: Path, seconds: float) -> KeptVm:
+        await self.get(instance_id)
+        keeping = self._keep(instance_id, directory)
+        return await within(self._reactor, seconds, keeping, f"keeping VM {instance_id}")
+
+    async def _keep(self, instance_id: str, directory: Path) -> KeptVm:
+        async with self._vms_kept.held(instance_id):
+            instance = await self.get(instance_id)
+            if instance.state is not InstanceState.RUNNING:
+                raise Unavailable(f"VM {instance_id} is {instance.state.value} and can't be kept")
+            return await kept.keep(self._reactor, instance.sandbox_id, directory)
+
+    @deferred
+    async def prepare(self, directory: Path, seconds: float) -> None:
+        await run_in_thread(self._reactor, kept.thd_prepare, directory)
+
+    @deferred
+    async def check(self, directory: Path) -> None:
+        await run_in_thread(self._reactor, kept.thd_check, directory)
+
+    # ---- ISleeps
+
+    @deferred
+    async def sleep(self, instance_id: str) -> Slept:
+        await self.get(instance_id)
+        return await shielded(self._sleep(instance_id))
+
+    async def _sleep(self, instance_id: str) -> Slept:
+        began = self._reactor.seconds()
+        async with self._vms_kept.held(instance_id):
+            instance = await self.get(instance_id)
+            if instance.state is not InstanceState.RUNNING:
+                raise Unavailable(f"VM {instance_id} is {instance.state.value} and can't sleep")
+            size = await run_in_thread(self._reactor, self._slept.write, instance_id)
+            if not instance.asleep:
+                await self._behave(instance_id, ASLEEP)
+        return Slept(size, self._reactor.seconds() - began)
+
+    @deferred
+    async def wake(self, instance_id: str) -> None:
+        await self.get(instance_id)
+        await shielded(self._wake(instance_id))
+
+    async def _wake(self, instance_id: str) -> None:
+        async with self._vms_kept.held(instance_id):
+            instance = await self.get(instance_id)
+            if instance.state is not InstanceState.RUNNING:
+                raise Unavailable(f"VM {instance_id} is {instance.state.value}: {instance.detail}")
+            if not instance.asleep:
+                return
+            why = await run_in_thread(self._reactor, self._slept.why_unusable, instance_id)
+            await run_in_thread(self._reactor, self._slept.remove, instance_id)
+            if why:
+                await self._behave(instance_id, DIES_AFTER, f"it could not be woken: {why}")
+                while (instance := await self.get(instance_id)).state is not InstanceState.ENDED:
+                    await sleep(self._reactor, 0.02)
+                raise Unavailable(f"VM {instance_id} has ended: {instance.detail}")
+            await self._behave(instance_id, NORMAL)
+
+    async def _behave(self, instance_id: str, behaviour: str, detail: str = "") -> None:
+        answer = await self._farm.request(
+            "behave", id=instance_id, behaviour=behaviour, after=0, detail=detail
+        )
+        if instance_id in self._vms:
+            self._vms[instance_id] = answer["vm"]
+
+    @deferred
+    async def activity(self, instance_id: str) -> Activity:
+        instance = await self.get(instance_id)
+        if instance.asleep or instance.state is not InstanceState.RUNNING:
+            raise Unavailable(f"VM {instance_id} does not execute")
+        return Activity(0, 0)
+
+    def when_called(self, called: Callable[[str], None]) -> None:
+        """Nobody sends packets to simulated VMs."""
+
+    def slept_bytes(self) -> int:
+        return self._slept.size()
+
     # ---- Launching
 
     async def _launch(self, spec: InstanceSpec) -> Instance:
         vm_id = f"sim-{spec.token}"
+        if spec.kept is not None and vm_id not in self._vms:
+            await run_in_thread(self._reactor, kept.thd_check, spec.kept)
         connection = await self._farm.connect()
         self._farm.requests += 1
+        if vm_id in self._vms and self._vms[vm_id]["state"] == STOPPED:
+            if await self._can_start(vm_id):
+                return await self._start_again(spec, vm_id)
+            connection = await self._farm.connect()
         if vm_id in self._vms:
             return _instance(self._vms[vm_id])
         self._check(spec)
@@ -215,6 +351,30 @@ class SimulatedProvider:
             await self._end(vm_id)
             raise
         return _instance(vm)
+
+    async def _can_start(self, vm_id: str) -> bool:
+        """Return whether a stopped VM can be started. If not, it is ended."""
+        try:
+            await self._farm.request("get", id=vm_id)
+        except NotFound:
+            self._vms.pop(vm_id, None)
+            return False
+        if self._settings.starts_fail:
+            await self._end(vm_id)
+        return not self._settings.starts_fail
+
+    async def _start_again(self, spec: InstanceSpec, vm_id: str) -> Instance:
+        """Start a stopped VM. A later daemon's call finds it booting."""
+        answer = await self._farm.request(
+            "boot",
+            id=vm_id,
+            identity=attrs.asdict(spec.identity),
+            delay=self._settings.start_seconds,
+            behaviour=NORMAL,
+        )
+        self._vms[vm_id] = answer["vm"]
+        self._changed(vm_id)
+        return _instance(answer["vm"])
 
     def _hardware(self, address: str) -> Hardware | None:
         if self._settings.machines == SHARED:
@@ -283,6 +443,7 @@ class SimulatedProvider:
     async def _end(self, vm_id: str) -> None:
         self._destroying.add(vm_id)
         try:
+            await run_in_thread(self._reactor, self._slept.remove, vm_id)
             await self._farm.request("end", id=vm_id)
             self._vms.pop(vm_id, None)
             self._changed(vm_id)
@@ -361,6 +522,7 @@ def _instance(vm: Vm) -> Instance:
         agent_port=vm["port"],
         created_at=vm["created_at"],
         detail=vm.get("detail", ""),
+        asleep=vm["behaviour"] == ASLEEP and vm["state"] == RUNNING,
     )
 
 

@@ -47,6 +47,9 @@ class Settings:
 
     boot_seconds: float = attrs.field(default=0.5, validator=attrs.validators.ge(0))
     jitter_seconds: float = attrs.field(default=0.25, validator=attrs.validators.ge(0))
+    start_seconds: float = attrs.field(default=0.1, validator=attrs.validators.ge(0))  # of a stopped VM
+    stop_seconds: float = attrs.field(default=0.1, validator=attrs.validators.ge(0))
+    starts_fail: bool = False  # whether no stopped VM can be started
     pod_cidr: IPv4Network = attrs.field(  # until UpdateRuntimeConfig brings another
         default=IPv4Network("10.89.0.0/16"), validator=_has_room
     )

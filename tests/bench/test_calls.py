@@ -15,6 +15,7 @@ from bench.calls import Count
 from infranetes_common.concurrency import deferred, run_in_thread, start
 from infranetes_common.reactors import installed
 from tests.harness.needs import needs_tools
+from tests.support.clouds.aws import SimulatedAws
 from tests.support.virtual_time import VirtualTime
 
 reactor = installed()
@@ -24,7 +25,7 @@ reactor = installed()
 class LifeTests(TestCase):
     @deferred
     async def test_a_vm_is_looked_at_more_often_only_when_it_may_run(self) -> None:
-        """At Azure, where a look at all VMs is two calls. The first boot tells when the next may end."""
+        """At Azure, where it is looked at by itself. The first boot tells when the next may end."""
         directory = Path(tempfile.mkdtemp(prefix="infranetes-"))
         self.addCleanup(shutil.rmtree, directory)
         count = Count(VirtualTime(reactor), "azure", directory)
@@ -33,8 +34,30 @@ class LifeTests(TestCase):
             first, later = [(await count.life()).total() for _ in range(2)]
         finally:
             await count.end()
-        self.assertGreater(first, 50)
-        self.assertLessEqual(later, 25)
+        self.assertLessEqual(first, 30)
+        self.assertGreater(first, 2 * later)
+        self.assertLessEqual(later, 15)
+
+    @deferred
+    async def test_a_stopped_vm_is_had_in_the_time_of_its_boot_with_few_calls(self) -> None:
+        """At AWS, where instances take a minute to stop and 45 s to boot."""
+        directory = Path(tempfile.mkdtemp(prefix="infranetes-"))
+        self.addCleanup(shutil.rmtree, directory)
+        count = Count(VirtualTime(reactor), "aws", directory)
+        assert isinstance(count.world, SimulatedAws)
+        count.world.stop_seconds = 60.0
+        try:
+            await count.begin()
+            await count.life()  # which tells how long boots take
+            stop, start, seconds = await count.stopped_life()
+        finally:
+            await count.end()
+        self.assertEqual((stop["StopInstances"], stop["ModifyInstanceAttribute"]), (1, 1))
+        self.assertLessEqual(stop.total(), 20, stop)
+        self.assertEqual((start["StartInstances"], start["ModifyInstanceAttribute"]), (1, 1))
+        self.assertEqual(start["RunInstances"], 0)
+        self.assertLessEqual(start.total(), 10, start)
+        self.assertTrue(44.0 < seconds < 50.0, seconds)
 
 
 class VirtualTimeTests(TestCase):

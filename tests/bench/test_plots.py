@@ -183,14 +183,14 @@ class RunTests(SynchronousTestCase):
 
 
 class DocsTests(SynchronousTestCase):
-    """docs/performance.json and docs/ratios.json, and the pictures of them on the page."""
+    """docs/performance.json and docs/ratios.json, and the pictures of them on the pages."""
 
     def setUp(self) -> None:
-        self.page = (TREE / "docs/performance.md").read_text()
+        self.pages = "".join(page.read_text() for page in (TREE / "docs").glob("performance*.md"))
         self.plots = [*plots(history.read(TREE / "docs/performance.json"), {}), ratios.plot(ratios.read())]
 
-    def test_the_page_shows_each_picture(self) -> None:
-        shown = set(re.findall(r"\]\(performance/([^)]+)\.svg\)", self.page))
+    def test_the_pages_show_each_picture(self) -> None:
+        shown = set(re.findall(r"\]\(performance/([^)]+)\.svg\)", self.pages))
         self.assertEqual(shown, {plot.name for plot in self.plots})
         self.assertEqual(shown, {path.stem for path in (TREE / "docs/performance").iterdir()})
 

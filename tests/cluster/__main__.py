@@ -149,8 +149,8 @@ class Keeper:
         search = f"{PROGRAMS}:{programs}:{Path(sys.executable).parent}"
         self._script(
             self.paths.kubectl,
-            f"--net -- env KUBECACHEDIR='{place}/tmp/kubectl' "
-            f"'{PROGRAMS}/kubectl' --kubeconfig='{place}/pki/admin.conf'",
+            f"--net -- env KUBECACHEDIR='{place}/tmp/kubectl' KUBECONFIG='{place}/pki/admin.conf' "
+            f"PATH=\"{search}:$PATH\" '{PROGRAMS}/kubectl'",  # where kubectl finds its plug-in
         )
         inside = '--mount --ipc --net --uts --pid --wdns="$PWD" --'
         environment = (

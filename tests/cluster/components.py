@@ -35,6 +35,7 @@ DOMAIN = "cluster.local"
 SOCKET = "/run/infranetes/infranetes.sock"
 #: The files that the quick start puts into a node's /etc.
 QUICK_START = ROOT / "docs" / "quick-start" / "etc"
+METRICS_PORT = 9475
 KUBELET_DIRECTORY = "/var/lib/kubelet"
 INFRANETES, CONTAINERD, MIXED = "infranetes", "containerd", "mixed"
 #: kubelet's runtimes: with these every pod is a VM; none is, for comparison; those of a RuntimeClass are.
@@ -290,12 +291,19 @@ def daemon(ca: Authority, node: Node, kubernetes: Mapping[str, Any], changes: Ma
 
     :param kubernetes: its table `kubernetes`: what it does for the cluster, and knows about it."""
     user = ca.kubeconfig(f"system:node:{node.name}", API_SERVER, ["system:nodes"])
+    certificate, key = ca.issue(f"infranetes-{node.name}", names=[node.name, node.address])
     registries = node.place / "registries.conf"
     registries.write_text(images.registries_conf())
     config: dict[str, Any] = {
         "cgroup_driver": "cgroupfs",
         "node": node.name,
         "kubernetes": {"kubeconfig": str(user), **kubernetes},
+        "metrics": {
+            "listen": f"{node.address}:{METRICS_PORT}",
+            "certificate_file": str(certificate),
+            "key_file": str(key),
+            "kubectl_audience": "infranetes",
+        },
         "log": {"level": "debug"},
         "images": {"registries_conf": str(registries), "preload": [f"{images.PREFIX}/{images.BUSYBOX}"]},
         "volumes": {"keep_free": 0.02, "flexvolumes": ["*"]},  # above the limits that kubelet has

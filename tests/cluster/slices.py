@@ -14,7 +14,7 @@ PACKAGE = "tests.cluster"
 #: The slices, one for each day. Modules in none run each time.
 SLICES: Sequence[Sequence[str]] = (
     ("test_kube_proxy", "test_network_policies", "test_faults", "test_clouds"),
-    ("test_nodes", "test_sshd", "test_end", "test_requests", "test_resize", "test_pinning"),
+    ("test_nodes", "test_sshd", "test_end", "test_requests", "test_resize", "test_pinning", "test_plugin"),
 )
 
 

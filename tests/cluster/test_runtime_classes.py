@@ -121,6 +121,29 @@ class RuntimeClassTests(ClusterCase):
         expected |= {"infranetes.io/set-hostname": "false"}
         self.assertEqual(found["metadata"]["annotations"], expected)
 
+    def test_a_tenants_runtime_class_is_for_its_namespaces_alone(self) -> None:
+        def of(name: str) -> Manifest:
+            wanted = pod("web", ASLEEP)
+            wanted["spec"] |= {"runtimeClassName": name} if name else {}
+            return wanted
+
+        def refusal(name: str) -> str:
+            try:
+                self.given(of(name))
+            except AssertionError as error:
+                return str(error)
+            return ""
+
+        said = until(lambda: refusal("tenant-globex"), "the policy is in force", IN_FORCE_SECONDS)
+        self.assertIn("the namespace is of no tenant", said)
+        self.given(of("infranetes"))
+        self.kubectl("label", "namespace", self.namespace, "infranetes.io/tenant=globex")
+        self.in_force(of("tenant-globex"), lambda found: found["spec"]["runtimeClassName"] == "tenant-globex")
+        for other in ("infranetes", ""):
+            self.assertIn("the namespace is of tenant globex", refusal(other))
+        self.kubectl("label", "--overwrite", "namespace", self.namespace, "infranetes.io/tenant=acme")
+        until(lambda: "is of tenant acme" in refusal("tenant-globex"), "the label counts", IN_FORCE_SECONDS)
+
     def test_virtlets_annotation_chooses_a_runtime_class_unless_the_pod_does(self) -> None:
         manifests = VIRTLET.read_bytes()
         self.addCleanup(self.kubectl, "delete", "--ignore-not-found", "--filename", "-", given=manifests)

@@ -14,7 +14,7 @@ from zope.interface.verify import verifyObject
 
 from infranetes.machines.interface import IAgent
 from infranetes_common.concurrency import start
-from infranetes_common.errors import FailedPrecondition, InfranetesError, NotFound
+from infranetes_common.errors import FailedPrecondition, InfranetesError, NotFound, NotOffered
 from infranetes_common.filesync.manifest import DIRECTORY, FILE, Bounds, Change, Entry
 from infranetes_common.wire import cri, vmserver
 from tests.support.waiting import until
@@ -30,12 +30,14 @@ class AgentContract(TestCase):
 
     :ivar agent: of a machine without a container. :ivar container: the id of the container that it will have.
     :ivar sandbox: the id that it answers for. :ivar commands: whether it can run commands.
+    :ivar holds: whether its containers can be held still.
     """
 
     agent: IAgent
     sandbox = "s1"
     container = "c0" * 32
     commands = True
+    holds = False
 
     # ---- what the tests use
 
@@ -180,6 +182,19 @@ class AgentContract(TestCase):
         for _ in range(2):
             await self.agent.remove_volume("v1")
         await self.fails(NotFound, self.agent.list_volume("v1", BOUNDS))
+
+    async def test_what_it_runs_is_held_or_it_says_that_it_cant_be(self) -> None:
+        await self.running()
+        if not self.holds:
+            await self.fails(NotOffered, self.agent.hold({}, [], seconds=10.0))
+            await self.fails(NotOffered, self.agent.release())
+            await self.fails(NotOffered, self.agent.adopt([], {}, cri.PodSandboxConfig()))
+            return
+        for _ in range(2):
+            self.assertEqual(await self.agent.hold({}, [], seconds=10.0), [self.container])
+        for _ in range(2):
+            await self.agent.release()
+        await self.fails(FailedPrecondition, self.agent.adopt([], {}, cri.PodSandboxConfig()))
 
     async def test_closing_it_twice_is_as_closing_it_once(self) -> None:
         for _ in range(2):

@@ -306,6 +306,17 @@ class ProcessContract(SemanticsCase):
         state = await self.ended(id)
         self.assertEqual((state.exit_code, state.reason), (137, "OOMKilled"))
 
+    async def test_a_process_of_it_that_was_killed_for_its_memory_is_not_its_end(self) -> None:
+        limits = cri.LinuxContainerConfig(
+            resources=cri.LinuxContainerResources(memory_limit_in_bytes=16 << 20)
+        )
+        greedy = "dd if=/dev/zero of=/dev/null bs=64M; echo $?; "
+        for code, reason in ((0, "Completed"), (3, "Error"), (143, "Error"), (137, "OOMKilled")):
+            id = await self.run_container("sh", "-c", f"{greedy} exit {code}", linux=limits)
+            state = await self.ended(id)
+            self.assertEqual((state.exit_code, state.reason), (code, reason))
+            self.assertIn(b"137", [record.line for record in await self.lines(id)])
+
     async def test_limits_are_changed_while_it_runs_and_before(self) -> None:
         limits = cri.LinuxContainerResources(
             cpu_shares=512, cpu_period=100000, cpu_quota=50000, memory_limit_in_bytes=64 << 20,

@@ -48,6 +48,7 @@ async def _run(job: dict[str, Any]) -> None:
             **{
                 **spec,
                 "identity": Identity(**spec["identity"]),
+                "kept": spec["kept"] and Path(spec["kept"]),
                 "request": VmRequest(
                     **{
                         **request,

@@ -183,6 +183,18 @@ class LaunchContract(InterruptedLaunchContract):
         found = await self.within(provider.list())
         self.assertEqual([one.zone for one in found], [zone] * 2)
 
+    async def test_without_a_kept_state_no_vm_starts_from_it(self) -> None:
+        """Providers whose VMs never do refuse any state."""
+        provider = await self.started()
+        empty = self.state_dir / "no-state"
+        empty.mkdir()
+        for directory in (empty, self.state_dir / "missing"):
+            spec = attrs.evolve(self.spec(), kept=directory)
+            for _ in range(2):
+                await self.refused(FailedPrecondition, provider.launch(spec))
+        self.assertEqual(await self.within(provider.list()), [])
+        self.assertEqual(list(empty.iterdir()), [])
+
     async def test_vms_of_different_tokens_are_made_side_by_side(self) -> None:
         provider = await self.started()
         specs = [self.spec() for _ in range(3)]
@@ -289,7 +301,7 @@ class LaunchContract(InterruptedLaunchContract):
         outcome: list[Any] = []
         waiting.addBoth(outcome.append)
         await self.within(provider.destroy(launched.id))
-        await self.until(lambda: outcome, "the wait for a destroyed VM ends", 5.0)
+        await self.until(lambda: outcome, "the wait for a destroyed VM ends", 60.0)
         if not isinstance(outcome[0], Instance):
             outcome[0].trap(Unavailable, NotFound)
         await self.assert_unknown(provider, launched.id)

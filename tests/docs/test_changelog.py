@@ -18,15 +18,39 @@ CHANGELOG = TREE / "CHANGELOG.md"
 BULLET = "- "
 
 
+def numbers(version: str) -> tuple[int, ...]:
+    """Return a release's version as what can be compared."""
+    return tuple(map(int, version.split(".")))
+
+
 class ChangelogTests(SynchronousTestCase):
-    def test_the_newest_release_is_the_version_and_has_the_packages_date(self) -> None:
-        releases = re.findall(r"^## ([\d.]+) \((.+)\)$", CHANGELOG.read_text(), flags=re.M)
-        version, date = releases[0]
-        self.assertEqual(version, __version__)
-        packaged = re.search(r"^ -- .*>  (.*)$", (TREE / "debian/changelog").read_text(), flags=re.M)
-        assert packaged is not None
-        built = datetime.strptime(packaged[1], "%a, %d %b %Y %H:%M:%S %z")
-        self.assertEqual(date, f"{built:%d %B %Y}".lstrip("0"))
+    def test_the_newest_release_is_the_version_or_comes_before_it(self) -> None:
+        released = numbers(self.releases()[0][0])
+        if ".dev" in __version__:
+            self.assertLess(released, numbers(__version__.partition(".dev")[0]))
+        else:
+            self.assertEqual(released, numbers(__version__))
+
+    def test_each_release_has_the_packages_date(self) -> None:
+        packaged = dict(
+            re.findall(
+                r"^infranetes \((.+)\).*\n(?:\n|  .*\n)* -- .*>  (.*)$",
+                (TREE / "debian/changelog").read_text(),
+                flags=re.M,
+            )
+        )
+        for version, date in self.releases():
+            built = datetime.strptime(packaged.pop(version), "%a, %d %b %Y %H:%M:%S %z")
+            self.assertEqual(date, f"{built:%d %B %Y}".lstrip("0"), version)
+        unreleased = [__version__.replace(".dev", "~dev")] if ".dev" in __version__ else []
+        self.assertEqual([*packaged], unreleased)
+
+    def releases(self) -> list[tuple[str, str]]:
+        """Return the version and the date of each release, the newest first."""
+        found: list[tuple[str, str]] = re.findall(
+            r"^## ([\d.]+) \((.+)\)$", CHANGELOG.read_text(), flags=re.M
+        )
+        return found
 
     def test_unreleased_changes_are_bullets_of_one_line_above_all_releases(self) -> None:
         headings = re.findall(r"^## (.+)$", CHANGELOG.read_text(), flags=re.M)

@@ -30,15 +30,20 @@ def made() -> dict[str, str]:
 
 
 class BashTests(SynchronousTestCase):
-    """What bash offers for the last of some words."""
+    """What bash offers for the last of some words.
+
+    :ivar names: those that infranetes-ctl says. :ivar asked: with what it was run last."""
+
+    names: tuple[str, ...] = ()
 
     def offered(self, *words: str) -> set[str]:
-        file = Path(self.mktemp())
+        file, asked = Path(self.mktemp()), Path(self.mktemp())
         file.write_text(made()[f"bash/{words[0]}"])
         script = f"""
             set -u
             compopt() {{ :; }}  # which works while a person completes alone
             source {file}
+            infranetes-ctl() {{ printf '%s\n' {shlex.join(self.names)}; printf '%s\n' "$@" >{asked}; }}
             COMP_WORDS=({shlex.join(words)}) COMP_CWORD={len(words) - 1}
             function=$(complete -p {words[0]} | sed 's/.* -F \\([^ ]*\\) .*/\\1/')
             "$function"
@@ -46,7 +51,27 @@ class BashTests(SynchronousTestCase):
         """
         done = subprocess.run(["bash", "-c", script], check=False, capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""), script)
+        self.asked = asked.read_text().splitlines() if asked.exists() else []
         return {*done.stdout.split()}
+
+    def test_names_are_the_daemons(self) -> None:
+        self.names = ("default/web", "web")
+        for words, kind in (
+            (("describe",), "pods"),
+            (("get", "pods", "default/api"), "pods"),
+            (("logs", "web"), "pods,containers"),
+            (("ps",), "containers"),
+            (("pods", "--namespace"), "namespaces"),
+            (("explain",), "annotations"),
+        ):
+            self.assertIn("web", self.offered("infranetes-ctl", *words, "we"), words)
+            self.assertEqual(self.asked, ["__complete", kind, "we", *words])
+
+    def test_options_ask_nobody(self) -> None:
+        self.names = ("--web",)
+        self.assertNotIn("--web", self.offered("infranetes-ctl", "describe", "--"))
+        self.offered("infranetes-ctl", "pool", "")
+        self.assertEqual(self.asked, [])
 
     def test_every_command_and_the_shared_flags(self) -> None:
         alone = {name for name, each in COMMANDS.items() if each.alone}

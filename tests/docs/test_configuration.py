@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/configuration.md and the packages' default files say what the configuration classes say."""
+"""docs/configuration*.md and the packages' default files say what the configuration classes say."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.config import Config as NodeConfig
 from infranetes.config import load as load_node
+from infranetes.ctl.config_files import pages
 from infranetes.images.machine.config import MachineImageConfig
 from infranetes.pods.node.handler_config import HandlerConfig
 from infranetes.providers.cloud.any.settings import Settings as LibcloudSettings
@@ -85,9 +87,12 @@ class ReferenceTests(SynchronousTestCase):
             key: "" if (heading, key) in OF_THE_MACHINE else default
             for key, default in defaults(config).items()
         }
-        self.assertEqual(
-            documented((TREE / "docs" / "configuration.md").read_text(), heading), expected, heading
-        )
+        self.assertEqual(documented(pages(), heading), expected, heading)
+
+    def test_the_packages_have_each_page_of_the_keys(self) -> None:
+        there = {page.name for page in (TREE / "docs").glob("configuration*.md")}
+        packaged = (TREE / "infranetes/config/reference").iterdir()
+        self.assertEqual({each.resolve().name for each in packaged}, there)
 
     def test_every_key_of_the_daemon_and_its_default(self) -> None:
         self.check("infranetes.toml", NodeConfig())
@@ -151,3 +156,23 @@ class DefaultFileTests(SynchronousTestCase):
     def test_the_keys_that_they_show_are_the_defaults(self) -> None:
         self.assertEqual(self.load("infranetes.toml", uncomment=True), NodeConfig())
         self.assertEqual(self.load("vmserver.toml", uncomment=True), AgentConfig())
+
+
+class TenantTests(SynchronousTestCase):
+    def test_the_page_of_tenants_has_every_key_of_each_cloud(self) -> None:
+        page = (TREE / "docs" / "tenants.md").read_text()
+        classes = (
+            ("provider-openstack", OpenStackSettings),
+            ("provider-aws", AwsSettings),
+            ("provider-gcp", GcpSettings),
+            ("provider-azure", AzureSettings),
+            ("provider-vsphere", VsphereSettings),
+            ("provider-libcloud", LibcloudSettings),
+        )
+        for link, settings in classes:
+            [row] = [
+                line for line in page.splitlines() if line.startswith("|") and f"]({link}.md) | " in line
+            ]
+            self.assertEqual(tuple(re.findall(r"`([^`]+)`", row.split("|")[2])), settings.TENANT_KEYS, link)
+            for key in settings.TENANT_KEYS:
+                self.assertIn(key, attrs.fields_dict(settings), link)

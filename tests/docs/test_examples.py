@@ -97,7 +97,7 @@ class ExampleTests(SynchronousTestCase):
         of_image = {f"machine_images.NAME.{key}" for key in defaults(MachineImageConfig())}
         keys, seen = known() | of_handler | of_image, 0
         for page in sorted((TREE / "docs").glob("*.md")):
-            provider = page.stem.removeprefix("provider-")
+            provider = page.stem.removeprefix("provider-").partition("-")[0]
             for block in blocks(page.read_text()):
                 if not re.search(r"^(\[|[a-z_]+ = )", block, flags=re.M):
                     continue
@@ -111,6 +111,8 @@ class ExampleTests(SynchronousTestCase):
                     seen += 1
                     key = re.sub(r"^handlers\.[^.]+\.", "handlers.NAME.", key)
                     key = re.sub(r"^machine_images\..+\.", "machine_images.NAME.", key)
+                    key = re.sub(r"\.tenants\.[^.]+\.(?!namespaces$)", ".", key)
+                    key = re.sub(r"\.tenants\.[^.]+\.namespaces$", ".tenants", key)
                     key = re.sub(r"\.annotations\.set\..+", ".annotations.set", key)
                     self.assertTrue({key, f"providers.{provider}.{key}"} & keys, f"{page.name}: {key}")
         self.assertGreater(seen, 30)

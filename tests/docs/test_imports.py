@@ -49,7 +49,7 @@ KNOWN: Mapping[str, tuple[str, str]] = {
     "zstandard": ("zstandard", "python3-zstandard"),
 }
 # Only for who wants it.
-OPTIONAL = {"botocore", "opentelemetry-sdk", "pyvmomi"}
+OPTIONAL = {"apache-libcloud", "botocore", "opentelemetry-sdk", "pyvmomi", "requests"}
 # Imported by Twisted, which does without, and then checks no certificate's name.
 IMPORTED_BY_OTHERS = ("service-identity", "python3-service-identity")
 OF_CONCH = "python3-bcrypt"  # not a dependency of each of Debian's Twisted
@@ -93,7 +93,7 @@ def in_setup() -> tuple[set[str], set[str]]:
         for key, value in zip(extras.keys, extras.values, strict=True)
         if isinstance(key, ast.Constant) and key.value not in ("test", "lint", "bench")
     ]
-    return _required(values["REQUIRES"]), _required(*of_nodes, values["TRACING"])
+    return _required(values["REQUIRES"]), _required(*of_nodes, values["TRACING"], values["LIBCLOUD"])
 
 
 def _required(*values: ast.expr) -> set[str]:

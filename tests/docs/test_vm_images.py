@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pod of docs/vm-images.md that is told something, as it stands there."""
+"""The pod of docs/cloud-init.md that is told something, as it stands there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from infranetes.machines.agentless.access import GuestFile
 from infranetes.providers.annotations import read as read_all
 from infranetes.providers.machine_annotations import MountedFile, read
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "vm-images.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "cloud-init.md"
 
 
 class ExampleTests(SynchronousTestCase):

@@ -32,6 +32,12 @@ else
     mkdir "$root/sys/fs/cgroup/systemd" "$root/sys/fs/cgroup/unified"
     mount -t cgroup -o none,name=systemd cgroup "$root/sys/fs/cgroup/systemd"
     mount -t cgroup2 cgroup "$root/sys/fs/cgroup/unified"
+    # As the machine has them: systemd would join some, and nobody finds those that it then can't mount.
+    legacy_controllers=$(sed -n 's/^.* - cgroup cgroup rw,//p' /proc/self/mountinfo | grep -v name= | sort -u)
+    for controllers in $legacy_controllers; do
+        mkdir "$root/sys/fs/cgroup/$controllers"
+        mount -t cgroup -o "$controllers" cgroup "$root/sys/fs/cgroup/$controllers"
+    done
     legacy=SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1 # without it Debian 13's refuses such a machine
 fi
 mount -t tmpfs tmpfs "$root/run"
@@ -47,6 +53,7 @@ ln -s pts/ptmx "$root/dev/ptmx"
 cd "$root"
 pivot_root . mnt
 umount -l /mnt
+mount --make-rshared / # as systemd does on a machine, though not in a container
 exec env -i container=other PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd $legacy
 """
 

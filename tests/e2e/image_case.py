@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +63,22 @@ class ImagePodCase(PodCase):
         """Attach to the console, type this, and return what was shown until then."""
         endpoint = ("--runtime-endpoint", f"unix://{self.socket}")
         command = [str(TOOLS / "crictl"), *endpoint, "attach", "-i", container]
-        process = await deferToThread(
-            subprocess.Popen, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        assert process.stdin is not None and process.stdout is not None
+        screen = Path(self.mktemp())
+        with screen.open("wb") as output:
+            process = await deferToThread(
+                subprocess.Popen, command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT
+            )
+        assert process.stdin is not None
         process.stdin.write(words.encode())
         process.stdin.flush()
+        last = words.split("\n")[-2].encode()
+        with suppress(AssertionError):  # not everything echoes what is typed
+            await self.until(lambda: last in screen.read_bytes(), "what was typed is shown", 20.0)
         await self.sleep(3.0)
         process.kill()
-        return str((await deferToThread(process.stdout.read)).decode(errors="replace"))
+        await deferToThread(process.wait)
+        process.stdin.close()
+        return screen.read_bytes().decode(errors="replace")
 
     async def address(self, sandbox: str) -> str:
         """Return the address of a pod."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import attrs
 
-from tests.e2e import cleanroot, cloud_disk_files, suites
+from tests.e2e import cleanroot, cloud_disk_files, node_image, suites
 from tests.e2e.cleanroot import TREE, NotMade
 from tests.harness.schedule import within
 from tests.support.postgresql import PostgresqlTree
@@ -55,7 +55,25 @@ def _of_node() -> Sequence[str]:
     return sorted({*cleanroot.depends(*NODE_PACKAGES), *recommended, "systemd"})
 
 
+# Debian 13 with systemd and nothing else: a node whose libraries are none of Debian 12's.
+BARE = Root("bare", "trixie", lambda: ["systemd"])
+# Debian 13 with what kubeadm asks of a node, and its own containerd.
+KUBEADM = Root(
+    "kubeadm",
+    "trixie",
+    lambda: [
+        *("systemd", "dbus", "procps", "mount", "kmod", "ca-certificates"),
+        *("containerd", "runc", "containernetworking-plugins"),
+        *("iptables", "nftables", "conntrack", "iproute2", "ethtool"),
+    ],
+)
 INSTALLED = Root("node", "bookworm", lambda: cleanroot.depends(*PACKAGES))
+# 0.2.0 depended on what is recommended now.
+UPGRADED = Root(
+    "upgraded",
+    "bookworm",
+    lambda: sorted({*cleanroot.depends(*PACKAGES), *cleanroot.depends("infranetes", field="Recommends")}),
+)
 NODE = Root("qemu", "bookworm", _of_node)
 REPOSITORY = {
     "bookworm": Root("repository", "bookworm", lambda: [*cleanroot.depends(*PACKAGES), *POD_NEEDS]),
@@ -104,14 +122,16 @@ def postgresql() -> PostgresqlTree:
 
 #: What each module of tests has to have.
 NEEDED: Mapping[str, Sequence[Callable[[], object]]] = {
+    "tests.chart": (KUBEADM.make, node_image.make_with_guest),
     "tests.e2e.test_cloud_disks": (cloud_disk_files.make_all,),
     "tests.e2e.test_disk_troubles": (_make_postgresql,),
+    "tests.e2e.test_installer": (BARE.make, node_image.make),
     "tests.e2e.test_packages": (
         _fetch_wheels,
         *(root.make for root in (INSTALLED, *REPOSITORY.values(), *TRACING.values())),
     ),
     "tests.e2e.test_units": (INSTALLED.make,),
-    "tests.e2e.test_upgrades": (INSTALLED.make, NODE.make),
+    "tests.e2e.test_upgrades": (UPGRADED.make, NODE.make),
 }
 
 

@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ from infranetes.providers.qemu.provider import QemuProvider
 from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.template.maker import TemplateMaker
 from infranetes.providers.qemu.template.template import Template
-from infranetes.providers.qemu.vm import disks, record
+from infranetes.providers.qemu.vm import disks
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import (
     Unavailable,
@@ -65,6 +65,7 @@ from tests.contract.shown_disks import ShownDisksContract
 from tests.e2e.pod_case import TEMPLATES
 from tests.e2e.qemu_case import BRIDGE, IMAGES, QEMU, QemuCase, said
 from tests.e2e.qemu_launches import QemuLaunches
+from tests.e2e.taken_over import attack, states
 from tests.harness.durations import slow
 from tests.support import flood as flooding
 from tests.support.pod_namespaces import ARRIVES, Host, Machine, Node, Pod, connects, ip
@@ -85,78 +86,6 @@ def main(reactor):
 
 react(main)
 """
-
-
-# Run as the attacker's user: it takes each descriptor out of its QEMU and opens each anew, to write through
-# it, and looks for the victim's. It leaves out the files that are its own.
-_ATTACK = """
-import ctypes, json, mmap, os, sys
-
-attacker, victim, own = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
-libc = ctypes.CDLL(None, use_errno=True)
-PIDFD_GETFD = 438
-page = bytes([0x5A]) * 4096
-written, reached, seen = [], [], 0
-
-def attempt(name, descriptor):
-    size = os.fstat(descriptor).st_size
-    for offset in (0, size // 2 & ~4095, max(0, size - 4096) & ~4095):
-        try:
-            os.pwrite(descriptor, page, offset)
-            written.append([name, "pwrite", offset])
-        except OSError:
-            pass
-        try:
-            with mmap.mmap(descriptor, 4096, mmap.MAP_SHARED, offset=offset) as shared:
-                shared[:] = page
-            written.append([name, "mmap", offset])
-        except (OSError, ValueError):
-            pass
-    for shrink in (lambda: os.ftruncate(descriptor, 0), lambda: os.fchmod(descriptor, 0o666)):
-        try:
-            shrink()
-            written.append([name, "changed"])
-        except OSError:
-            pass
-
-pidfd = os.pidfd_open(attacker)
-for number in os.listdir(f"/proc/{attacker}/fd"):
-    path = f"/proc/{attacker}/fd/{number}"
-    target = os.readlink(path)
-    if not target.startswith(("/", "/memfd")) or target.startswith("/dev/") or target in own:
-        continue
-    seen += 1
-    taken = libc.syscall(PIDFD_GETFD, pidfd, int(number), 0)
-    assert taken >= 0, (path, os.strerror(ctypes.get_errno()))
-    attempt(f"{number} {target}", taken)
-    for flags in (os.O_RDWR, os.O_WRONLY):
-        try:
-            attempt(f"{path} {target} anew", os.open(path, flags))
-        except OSError:
-            pass
-for what in ("fd", "mem", "maps", "environ", "cwd", "map_files"):
-    try:
-        path = f"/proc/{victim}/{what}"
-        {"fd": os.listdir, "map_files": os.listdir, "cwd": os.readlink}.get(what, open)(path)
-        reached.append(what)
-    except OSError:
-        pass
-try:
-    os.kill(victim, 0)
-    reached.append("kill")
-except OSError:
-    pass
-print(json.dumps({"descriptors": seen, "written": written, "reached": reached}))
-"""
-
-
-_OWN = (record.DISK, record.CONSOLE, record.OUTPUT)  # the files that a VM may write to
-
-
-def _states(files: Sequence[Path]) -> Mapping[Path, tuple[int, int]]:
-    """Return the times of change and the sizes of files. That of an empty one says when it was used last."""
-    found = {path: path.stat() for path in files}
-    return {path: (stat.st_mtime_ns if stat.st_size else 0, stat.st_size) for path, stat in found.items()}
 
 
 def _hears(address: str) -> bool:
@@ -208,19 +137,13 @@ class QemuTests(QemuLaunches, TestCase):
         self.assertNotEqual(user, Path(f"/proc/{victim}").stat().st_uid)
         shared = [path for path in _newest(Path(TEMPLATES)).iterdir() if path.is_file()]
         shared += [path for path in current(IMAGES).disk.parent.iterdir() if path.is_file()]
-        untouched = _states(shared)
+        untouched = states(shared)
         memory = _digest(Path(f"/proc/{victim}/fd/{Fd.RAM:d}"))
-        own = [str(self.vms() / instances[0].token / name) for name in _OWN]
-        tried = json.loads(
-            said(
-                *("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"),
-                *("/usr/bin/python3", "-IS", "-c", _ATTACK, str(attacker), str(victim), json.dumps(own)),
-            )
-        )
-        self.assertGreaterEqual(tried["descriptors"], 6)
-        self.assertEqual((tried["written"], tried["reached"]), ([], []))
+        tried = attack(attacker, victim, self.vms() / instances[0].token)
+        self.assertGreaterEqual(tried.descriptors, 6)
+        self.assertEqual((tried.written, tried.reached), ([], []))
         self.assertEqual(_digest(Path(f"/proc/{victim}/fd/{Fd.RAM:d}")), memory)
-        self.assertEqual(_states(shared), untouched)
+        self.assertEqual(states(shared), untouched)
         for instance in instances:
             await self.agent_info(instance)
         await self.within(provider.destroy(instances[0].id))
@@ -303,7 +226,7 @@ class QemuTests(QemuLaunches, TestCase):
         finally:
             child.kill()
             child.wait()
-        await self.until(lambda: name not in pids_by_argument([name]), "QEMU ends with its daemon", 10.0)
+        await self.until(lambda: name not in pids_by_argument([name]), "QEMU ends with its daemon", 60.0)
         maker = TemplateMaker(reactor, QemuSettings(), templates, self.run_dir, QemuUser(0, 0))
         command_line = CommandLine(QEMU, "x", "tcg", 300, 300, 1)
         await maker._remove_old(Template(templates / "other", command_line, current(IMAGES)))

@@ -62,7 +62,7 @@ class PackageUpgradeTests(UpgradeCase):
         """Boot a node with these packages."""
         made = await images()
         self.image = made.reference
-        self.node = cleanroot.CleanRoot(await deferToThread(roots.INSTALLED.tar))
+        self.node = cleanroot.CleanRoot(await deferToThread(roots.UPGRADED.tar))
         self.addCleanup(self.node.remove)
         logs = self.node.path / str(self.log_directory)[1:]
         logs.mkdir(parents=True)

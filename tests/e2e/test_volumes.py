@@ -395,7 +395,7 @@ WantedBy=multi-user.target
 """
 _BOUNDS = Bounds(16, 4096)
 _SECONDS = 120.0
-_KERNEL = "root=/dev/vda rw console=ttyS0 quiet fsck.mode=skip net.ifnames=0 panic=-1"
+_KERNEL = "root=/dev/vda rw console=ttyS0 quiet fsck.mode=skip net.ifnames=0 panic=-1 no_timer_check"
 
 
 @contextmanager

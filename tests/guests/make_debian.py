@@ -27,7 +27,7 @@ PACKAGES: Mapping[str, Sequence[str]] = {
     "debian-agent": ("qemu-guest-agent",),
 }
 _SYSTEM_SIZE, _ROOT_SIZE = 96 * disks.MIB, 2048 * disks.MIB - 100 * disks.MIB  # 2 GiB together
-_WORDS = f"root=PARTUUID={disks.uuid(3)} ro console=tty0 console=ttyS0,115200 net.ifnames=0"
+_WORDS = f"root=PARTUUID={disks.uuid(3)} ro console=tty0 console=ttyS0,115200 net.ifnames=0 no_timer_check"
 # After what cloud-init writes, which counts where there is both.
 _DHCP = "[Match]\nName=eth* en*\n[Network]\nDHCP=yes\n[DHCPv4]\nUseMTU=yes\n"
 _FILES: Mapping[str, str] = {

@@ -17,7 +17,7 @@ PORT = 8080
 PROMPT = "tiny# "
 BUSYBOX = Path("/bin/busybox")
 #: What the kernel is told.
-WORDS = "console=tty0 console=ttyS0,115200 quiet net.ifnames=0"
+WORDS = "console=tty0 console=ttyS0,115200 quiet net.ifnames=0 no_timer_check"
 #: The name of the partition that counts the boots.
 STATE = "state"
 #: Found by what the hardware says of itself.

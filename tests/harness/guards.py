@@ -22,7 +22,8 @@ from twisted.trial.runner import TestSuite
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface import implementer
 
-from tests.harness import leaks, stalls
+from infranetes_common.reactors import installed
+from tests.harness import garbage, leaks, registry, stalls
 from tests.harness.blocking import BlockingGuard
 
 STUCK_SECONDS = 300.0  # when a test runs longer, the stacks of all threads are printed
@@ -96,7 +97,7 @@ class GuardedReporter(TestResultDecorator):  # type: ignore[misc]  # its base is
         errors: list[Exception] = []
         if blocked := self._guard.take():
             errors.append(BlockedReactor("; ".join(map(str, blocked))))
-        if left := leaks.left_behind(self._before):
+        if left := [*leaks.left_behind(self._before), *registry.closed_files(installed())]:
             errors.append(LeftBehind("left behind: " + ", ".join(left)))
         for error in errors:
             self._originalReporter.addError(test, Failure(error))
@@ -121,6 +122,7 @@ def guard_tests() -> None:
         reporter = IReporter(result, None)
         original(self, result if reporter is None else GuardedReporter(reporter))
 
+    garbage.leave_garbage_out()
     setattr(run, "guarded", True)  # noqa: B010 - a function
     setattr(SynchronousTestCase, "run", run)  # noqa: B010 - a method
     # trial forgets before each test which warnings every module has given, which takes a tenth of the tests'

@@ -20,6 +20,7 @@ from tests.harness.needs import needs_of
 # Tests that share a word never run at the same time. A name stands for all tests in that package or module.
 SHARED: Mapping[str, tuple[str, ...]] = {
     # Each emulated VM keeps a processor busy, and all VMs share one template and one guest image.
+    "tests.e2e.test_checkpoints": ("real VMs",),
     "tests.e2e.test_clocks": ("real VMs", "host ports"),
     "tests.e2e.test_cloud_disks": ("real VMs",),
     "tests.e2e.test_debian_pods": ("real VMs", "host ports"),
@@ -31,13 +32,21 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.e2e.test_root_volumes": ("real VMs",),
     "tests.e2e.test_namespaces": ("real VMs", "host ports"),
     "tests.e2e.test_networks": ("real VMs",),
+    "tests.e2e.test_node_page": ("real VMs",),
     "tests.e2e.test_pods": ("real VMs", "host ports"),
     "tests.e2e.test_qemu_provider": ("real VMs",),
     "tests.e2e.test_sizes": ("real VMs",),
-    "tests.e2e.test_units": ("real VMs",),
+    "tests.e2e.test_sleeping_pods": ("real VMs",),
+    "tests.e2e.test_sleeping_vms": ("real VMs",),
+    "tests.e2e.test_units": ("real VMs", "systemd"),
     "tests.e2e.test_user_namespaces": ("real VMs", "host ports"),
-    "tests.e2e.test_upgrades": ("real VMs",),
+    "tests.e2e.test_packages": ("systemd",),
+    "tests.e2e.test_upgrades": ("real VMs", "systemd"),
     "tests.e2e.test_volumes": ("real VMs",),
+    "tests.e2e.test_warm_replicas": ("real VMs",),
+    # Two booted systemds share what units of one name have in the machine's control groups of version 1.
+    "tests.chart": ("real VMs", "Kubernetes", "systemd"),
+    "tests.e2e.test_installer": ("systemd",),
     "tests.cluster": ("real VMs", "host ports", "Kubernetes"),
     "tests.guests": ("real VMs", "host ports"),
     "tests.delegates": ("real VMs", "host ports"),
@@ -53,6 +62,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "tests.infranetes.providers.qemu.launch.test_launches": ("bridge",),
     "tests.infranetes.providers.qemu.network.test_neighbours": ("bridge",),
     "tests.infranetes.providers.qemu.network.test_bridge": ("bridge",),
+    "tests.infranetes.providers.qemu.sleep": ("bridge",),
     # They publish volumes of the same names among the node's mounts.
     "tests.infranetes.csi": ("published volumes",),
     # They use the same addresses on the node.

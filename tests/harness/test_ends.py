@@ -70,7 +70,7 @@ class Run:
 
     def left(self) -> list[str]:
         """Return the processes that know this run's directory, once there are no more or after a while."""
-        until = time.monotonic() + 5
+        until = time.monotonic() + 30
         while found := processes_with(f"INFRANETES_TEST_PATIENCE={self.directory}"):
             if time.monotonic() > until:
                 break

@@ -40,9 +40,8 @@ class VersionTests(SynchronousTestCase):
             self.assertEqual((done.returncode, done.stdout), (0, f"{name} {__version__}\n"), done.stderr)
 
     def test_what_is_built_has_it(self) -> None:
-        self.assertRegex(
-            (ROOT / "debian/changelog").read_text(), rf"^infranetes \({re.escape(__version__)}\) "
-        )
+        packaged = __version__.replace(".dev", "~dev")  # which dpkg has before the release
+        self.assertTrue((ROOT / "debian/changelog").read_text().startswith(f"infranetes ({packaged}) "))
         command = [sys.executable, "setup.py", "--version"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
         self.assertEqual(done.stdout.strip().splitlines()[-1:], [__version__], done.stderr)

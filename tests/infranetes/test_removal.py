@@ -26,6 +26,7 @@ from infranetes.pods.store import database
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SandboxState
 from infranetes.pods.store.store import FILE
+from infranetes.providers.qemu.cgroups import placement
 from infranetes.providers.qemu.network import bridge
 from infranetes.providers.qemu.vm.record import RECORD
 from infranetes.providers.qemu.volumes.files import VolumeFiles
@@ -214,6 +215,56 @@ class NetworkTests(RemovalCase):
         for each in deletions:
             self.assertIn(each, called)
             self.assertIn(f"`{each}` did not end", str(caught.exception))
+
+
+# What was asked is in `calls`, and each line of `scopes` is listed once.
+SYSTEMCTL = """\
+#!/bin/sh
+echo "$*" >>{top}/calls
+case $* in
+list-units*)
+    head -n 1 {top}/scopes
+    sed -i 1d {top}/scopes;;
+show*) cat {top}/slice;;
+esac
+exit 0
+"""
+
+
+class SliceTests(RemovalCase):
+    """The slice of VMs that count in no pod, by a systemctl of the test's."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        programs = self.state_dir / "programs"
+        programs.mkdir()
+        (programs / "systemctl").write_text(SYSTEMCTL.format(top=self.state_dir))
+        (programs / "systemctl").chmod(0o755)
+        self.patch(commands, "PATH", f"{programs}:/usr/bin:/bin")
+        self.patch(commands, "ENVIRONMENT", {"PATH": f"{programs}:/usr/bin:/bin"})
+        self.patch(placement, "BOOTED", self.state_dir)
+
+    def stopped(self, scopes: str, state: str = "active") -> bool:
+        """Return whether the slice was, with these lines of scopes one after the other."""
+        (self.state_dir / "calls").write_text("")
+        (self.state_dir / "scopes").write_text(scopes)
+        (self.state_dir / "slice").write_text(f"ActiveState={state}\n")
+        removal.end_slice(self.state_dir)
+        return "stop infranetes.slice" in (self.state_dir / "calls").read_text().splitlines()
+
+    def test_it_goes_once_the_vms_have(self) -> None:
+        scope = "infranetes-vm-abc.scope loaded active running\n"
+        self.assertTrue(self.stopped(scope * 2))
+        self.assertEqual((self.state_dir / "calls").read_text().count("list-units"), 3)
+
+    def test_one_in_which_another_daemon_has_vms_stays(self) -> None:
+        self.patch(removal, "_END_SECONDS", 0.3)
+        self.assertFalse(self.stopped("infranetes-vm-abc.scope loaded active running\n" * 1000))
+
+    def test_a_node_that_has_none_or_no_systemd(self) -> None:
+        self.assertFalse(self.stopped("", "inactive"))
+        self.patch(placement, "BOOTED", self.state_dir / "absent")
+        self.assertFalse(self.stopped(""))
 
 
 @needs_netns

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes_common.bounded_json import MOST_VALUES, loads
+from infranetes_common.bounded_json import MOST_LEVELS, MOST_VALUES, loads
 from tests.support.peak import peak
 
 MIB = 1 << 20
@@ -37,6 +37,16 @@ class BoundedJsonTests(SynchronousTestCase):
             document = b"[" + b",".join([value] * (MOST_VALUES // each - 1)) + b"]"
             self.assertLess(peak(partial(loads, document)), 16 * MIB, value)
 
-    def test_what_is_too_deep_or_no_json_is_refused(self) -> None:
-        for text in (b"[" * 50_000, b"", b"{", b"\xff", "nul"):
+    def test_what_is_no_json_is_refused(self) -> None:
+        for text in (b"", b"{", b"\xff", "nul"):
             self.assertRaises(ValueError, loads, text)
+
+    def test_what_is_too_deep_is_refused_whatever_python_can_parse(self) -> None:
+        for opens, closes in (("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")):
+            levels = MOST_LEVELS // (opens.count("[") + opens.count("{"))
+            loads(opens * (levels - 1) + "1" + closes * (levels - 1))
+            for deeper in (levels, 9_000, 50_000):
+                with self.assertRaisesRegex(ValueError, "200 levels"):
+                    loads(opens * deeper + "1" + closes * deeper)
+        with self.assertRaises(ValueError):
+            loads(b"[" * 50_000)

@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -329,3 +330,19 @@ class OutputTests(SynchronousTestCase):
 
     def test_shells_tell_a_signal_by_128_and_its_number(self) -> None:
         self.assertEqual([commands.shell_code(code) for code in (0, 3, 255, -9)], [0, 3, 255, 137])
+
+
+class PathTests(SynchronousTestCase):
+    def test_programs_of_ones_own_are_found_before_the_systems(self) -> None:
+        """Told by the environment, as the unit of a tree in /opt does."""
+        program = "from infranetes_common import commands; print(commands.PATH, commands.ENVIRONMENT['PATH'])"
+        environment = {**os.environ, "INFRANETES_PROGRAMS": "/opt/infranetes/1/usr/bin"}
+        said = subprocess.run(
+            [sys.executable, "-c", program],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=environment,
+            cwd=Path(commands.__file__).parents[1],
+        ).stdout.split()
+        self.assertEqual(said, [f"/opt/infranetes/1/usr/bin:{commands.PATH}"] * 2)

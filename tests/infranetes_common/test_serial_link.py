@@ -138,5 +138,9 @@ class ResynchronisationTests(SynchronousTestCase):
     def test_filler_is_long_enough_for_every_record(self) -> None:
         decoder = Decoder()
         decoder.events(opening(ONE) + ONE + MAX_PAYLOAD.to_bytes(4, "big"))
-        self.assertEqual(decoder.events(serial_link.FILLER + RESET), [Broken()])
-        self.assertEqual(decoder.events(opening(OTHER)), [Opened(OTHER)])
+        self.assertEqual(decoder.events(serial_link.FILLER + opening(OTHER)), [Broken(), Opened(OTHER)])
+
+    def test_after_a_reset_nothing_is_of_the_session_that_it_ended(self) -> None:
+        decoder = Decoder()
+        self.assertEqual(decoder.events(opening(ONE) + RESET + RESET), [Opened(ONE), Reset()])
+        self.assertEqual(decoder.events(carried(ONE, b"late")), [])

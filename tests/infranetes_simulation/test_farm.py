@@ -88,7 +88,7 @@ class FarmTests(TestCase):
 
     async def start(self) -> None:
         self.process = warm.Process(self.command(), 2, ROOT, os.environ)
-        until = time.monotonic() + 30
+        until = time.monotonic() + 100
         while True:
             try:
                 self.line = await self.connect()
@@ -124,7 +124,7 @@ class FarmTests(TestCase):
         return answer["vm"]
 
     async def running(self, id: str, state: str = "running") -> Any:
-        until = time.monotonic() + 20
+        until = time.monotonic() + 100
         while True:
             vm = (await self.ask("get", id=id))["vm"]
             if vm["state"] == state:

@@ -6,15 +6,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import attrs
 from twisted.internet.defer import gatherResults
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from infranetes.providers import registry
-from infranetes.providers.interface import Instance, InstanceState, ProviderContext
+from infranetes.providers.interface import Instance, InstanceState, IPodProvider, ProviderContext
+from infranetes.providers.keeping import IStartsKeptVms
 from infranetes_common.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -26,10 +29,14 @@ from infranetes_common.errors import (
 )
 from infranetes_common.wire import vmserver
 from infranetes_simulation.provider.farm_client import FarmClient
+from infranetes_simulation.provider.provider import SimulatedProvider
 from infranetes_simulation.provider.settings import AFTER_ANNOTATION, BEHAVIOUR_ANNOTATION
 from tests.contract.leased_addresses import LeasedAddressContract
 from tests.contract.pod_provider import PodProviderContract
 from tests.contract.pod_provider_case import ProviderCase, reactor
+from tests.contract.sleeping_vms import ISleepingProvider, SleepingVmsContract
+from tests.contract.started_kept_vms import StartedKeptVmsContract
+from tests.contract.stopped_vms import StoppedVmsContract
 from tests.support import warm
 from txgrpc import GrpcError
 
@@ -86,6 +93,104 @@ class SimulatedCase(ProviderCase):
 
 class SimulatedContractTests(SimulatedCase, PodProviderContract, LeasedAddressContract, TestCase):
     """What every provider does."""
+
+
+class SimulatedKeptVmsTests(SimulatedCase, StartedKeptVmsContract, TestCase):
+    """VMs that start from kept ones."""
+
+    async def keeper(self) -> IStartsKeptVms:
+        return _starts_kept(await self.started())
+
+    async def machine(self, keeper: IStartsKeptVms) -> str:
+        return (await self.running(self.providers[-1], self.spec())).id
+
+    async def launched(self, keeper: IStartsKeptVms, directory: Path) -> str:
+        return (await self.running(self.providers[-1], attrs.evolve(self.spec(), kept=directory))).id
+
+    async def next_daemon(self, keeper: IStartsKeptVms) -> IStartsKeptVms:
+        return _starts_kept(await self.restarted(self.providers[-1]))
+
+    async def end(self, keeper: IStartsKeptVms, machine: str) -> None:
+        provider = self.providers[-1]
+        ended: list[Instance] = []
+        provider.watch(ended.append)
+        await self.end_from_outside(await provider.get(machine))
+        await self.until(lambda: ended, "the VM's end is told")
+
+    async def assert_executes(self, keeper: IStartsKeptVms, machine: str) -> None:
+        instance = await self.providers[-1].get(machine)
+        self.assertEqual((await self.agent_info(instance)).sandbox_id, instance.sandbox_id)
+
+    async def assert_unchanged(self, keeper: IStartsKeptVms, machine: str) -> None:
+        await self.assert_executes(keeper, machine)
+
+
+class SimulatedStoppedVmsTests(SimulatedCase, StoppedVmsContract, TestCase):
+    """VMs that are stopped and started."""
+
+    def refuse_starts(self) -> None:
+        self.settings["starts_fail"] = True
+
+    async def end_stopped(self, instance: Instance) -> None:
+        await self.farm("end", id=instance.id)
+
+    async def at_rest(self, instance: Instance) -> bytes:
+        directory = self.state_dir / "simulated"
+        return b"".join(each.read_bytes() for each in directory.rglob("*") if each.is_file())
+
+    async def test_the_loss_of_the_farm_ends_those_that_run_and_none_that_is_stopped(self) -> None:
+        provider = await self.started()
+        spec = self.spec()
+        stopped, running = await self.stopped(provider, spec), await self.running(provider, self.spec())
+        ended: list[str] = []
+        provider.watch(lambda instance: ended.append(instance.id))
+        for pid in self.farm_pids():
+            os.kill(pid, signal.SIGKILL)
+        states = {each.id: each.state for each in await self.within(provider.list())}
+        self.assertEqual(states, {stopped.id: InstanceState.STOPPED, running.id: InstanceState.ENDED})
+        self.assertEqual(ended, [running.id])
+        await self.assert_executes(await self.running(provider, self.again(spec)))
+
+
+class SimulatedSleepTests(SimulatedCase, SleepingVmsContract, TestCase):
+    """VMs that sleep."""
+
+    async def sleeper(self) -> ISleepingProvider:
+        return _sleeps(await self.started())
+
+    async def machine(self, sleeper: ISleepingProvider) -> Instance:
+        return await self.running(sleeper, self.spec())
+
+    async def next_daemon(self, sleeper: ISleepingProvider) -> ISleepingProvider:
+        return _sleeps(await self.restarted(sleeper))
+
+    async def end(self, sleeper: ISleepingProvider, machine: Instance) -> None:
+        ended: list[Instance] = []
+        sleeper.watch(ended.append)
+        await self.end_from_outside(machine)
+        await self.until(lambda: ended, "the VM's end is told")
+
+    async def damage(self, sleeper: ISleepingProvider, machine: Instance) -> None:
+        (self.state_dir / "simulated" / "asleep" / machine.id).write_text("{")
+
+    async def assert_executes(self, sleeper: ISleepingProvider, machine: Instance) -> None:
+        self.assertEqual((await self.agent_info(machine)).sandbox_id, machine.sandbox_id)
+
+    async def assert_still(self, sleeper: ISleepingProvider, machine: Instance) -> None:
+        stub = self.agent(machine)
+        await self.assertFailure(stub.Info(vmserver.InfoRequest(), timeout=5.0), GrpcError)
+        file = self.state_dir / "simulated" / "asleep" / machine.id
+        self.assertEqual(stat.S_IMODE(file.stat().st_mode), 0o600)
+
+
+def _sleeps(provider: IPodProvider) -> ISleepingProvider:
+    assert isinstance(provider, SimulatedProvider)
+    return cast(ISleepingProvider, provider)
+
+
+def _starts_kept(provider: IPodProvider) -> IStartsKeptVms:
+    assert isinstance(provider, SimulatedProvider)
+    return cast(IStartsKeptVms, provider)
 
 
 class SimulatedTests(SimulatedCase, TestCase):

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from twisted.internet.utils import getProcessOutputAndValue
 
 from infranetes.csi.config import CsiConfig
-from infranetes.providers.cloud import aws, gcp, openstack, vsphere
+from infranetes.providers.cloud.aws import factory as aws
 from infranetes.providers.cloud.aws.bundled import offers
+from infranetes.providers.cloud.gcp import factory as gcp
 from infranetes.providers.cloud.gcp.sizes import prices
+from infranetes.providers.cloud.openstack import factory as openstack
+from infranetes.providers.cloud.vsphere import factory as vsphere
 from infranetes.providers.interface import IPodProvider, ProviderContext
 from infranetes.providers.volumes import IHasVolumes, IVolumes
 from infranetes_common.reactors import IReactor

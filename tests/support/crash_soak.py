@@ -54,6 +54,7 @@ LABELS = (
 )
 """The kinds of writes of a pod's life, as `crashing` labels them."""
 POOL_LABELS = ("pool booting", "pool idle again", "pool claimed")
+STOPPED_LABELS = ("pool preparing", "pool stopping again", "pool stopped again")
 TRANSIENT = (Code.UNAVAILABLE, Code.CANCELLED, Code.DEADLINE_EXCEEDED)
 
 
@@ -77,7 +78,7 @@ class CrashSoak:
 
     :param pods: how many pods are run, `width` at a time.
     :param every: the highest number of writes between two kills.
-    :param pool: how many VMs wait for pods.
+    :param pool: how many VMs wait for pods. :param stopped: how many more wait stopped.
     :param seconds: the time after which no pod is begun and no daemon is killed.
     :param patience: seconds for which the test goes on after that while a label is `missed`.
     :param infrastructure: makes what the VMs run on.
@@ -99,6 +100,7 @@ class CrashSoak:
         seed: int = 1,
         patience: float = 0.0,
         infrastructure: Factory = simulated,
+        stopped: int = 0,
     ) -> None:
         self._reactor = reactor
         self._names = iter(range(pods))
@@ -108,7 +110,8 @@ class CrashSoak:
         self._seconds = seconds
         self._patience = patience
         self._lasting: dict[str, tuple[str, str]] = {}
-        self._labels = LABELS + (POOL_LABELS if pool else ())
+        self._stopped = stopped
+        self._labels = LABELS + (POOL_LABELS if pool else ()) + (STOPPED_LABELS if stopped else ())
         self._random = random.Random(seed)  # noqa: S311
         self.root = Path(tempfile.mkdtemp(prefix="inf-"))
         self._infrastructure = infrastructure(reactor, self.root)
@@ -175,7 +178,8 @@ class CrashSoak:
 
     def _configuration(self) -> str:
         text = toml(self._table())
-        return text + (f"\n[[pool.sizes]]\ncount = {self._pool}\n" if self._pool else "")
+        size = f"\n[[pool.sizes]]\ncount = {self._pool}\nstopped = {self._stopped}\n"
+        return text + (size if self._pool or self._stopped else "")
 
     @property
     def _socket(self) -> Path:
@@ -380,7 +384,7 @@ class CrashSoak:
         await deferToThread(self._spawn, "after", "0")
         await self._ready()
         await self._check_lasting()
-        if self._pool:
+        if self._pool or self._stopped:
             path = str(self.root / "run" / CONTROL_SOCKET)
             channel = Channel(self._reactor, UNIXClientEndpoint(self._reactor, path, timeout=5))
             await ControlStub(channel).DrainPool(control.DrainPoolRequest(), timeout=STEP_SECONDS)

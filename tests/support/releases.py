@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The previous release, as a tree that can be run and as packages, for nodes before their upgrade.
 
-Before the first release there is none. Until then the last commit's own tree stands in for it, under a lower
-version: whether one daemon's pods live on with another's, and packages replace others, is tested by that too.
+It is the last commit before the version became what it is now: a development version begins with the first
+commit after a release.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ from infranetes_common import __version__
 from tests.support.disk_space import Scratch
 
 ROOT = Path(__file__).resolve().parents[2]
-FIRST_RELEASE, STAND_IN = "0.2.0", "0.1.9"
 _VERSION_FILE = "infranetes_common/__init__.py"
+
+
+def begun(version: str) -> str:
+    """Return the development version that a version has, or began as."""
+    return version if ".dev" in version else f"{version}.dev0"
 
 
 def _git(*arguments: str) -> bytes:
@@ -29,13 +33,14 @@ def _git(*arguments: str) -> bytes:
 
 
 def _last_commit() -> str:
-    """Return the last commit before the version was raised to the present one; HEAD in the first version."""
-    if __version__ == FIRST_RELEASE:
-        return "HEAD"
-    line = f'__version__ = "{__version__}"'
+    """Return the last commit that had another `__version__` than the present one.
+
+    A release ends a development version, so before it comes what was before that one.
+    """
+    line = f'__version__ = "{begun(__version__)}"'
     raised = _git("log", "--format=%H", "--reverse", f"-S{line}", "--", _VERSION_FILE).decode().split()
     if not raised:
-        raise AssertionError(f"no commit raised the version to {__version__}: fetch the whole history")
+        raise AssertionError(f"no commit raised the version to {begun(__version__)}: fetch the whole history")
     return f"{raised[0]}^"
 
 
@@ -50,10 +55,6 @@ def _unpacked() -> Path:
     atexit.register(scratch.remove)
     tree = scratch.path
     subprocess.run(["tar", "-x", "-C", tree], input=_git("archive", _last_commit()), check=True)
-    if __version__ == FIRST_RELEASE:
-        for name in (_VERSION_FILE, "debian/changelog"):
-            path = tree / name
-            path.write_text(path.read_text().replace(FIRST_RELEASE, STAND_IN, 1))
     return tree
 
 

@@ -13,7 +13,7 @@ from infranetes_common.reactors import installed
 reactor = installed()
 
 
-async def until(holds: Callable[[], Any], what: str, seconds: float = 20.0) -> None:
+async def until(holds: Callable[[], Any], what: str, seconds: float = 60.0) -> None:
     """Wait until `holds` returns true. :raise AssertionError: `what` does not come about within `seconds`."""
     deadline = reactor.seconds() + seconds
     while not holds():

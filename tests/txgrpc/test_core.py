@@ -138,11 +138,16 @@ class MetadataTests(unittest.SynchronousTestCase):
         self.assertRaises(TypeError, encode_metadata, [("a", b"x")])
         self.assertRaises(TypeError, encode_metadata, [("a-bin", "x")])
 
+    def test_spaces_at_the_ends_of_a_value_are_left_out(self) -> None:
+        """HTTP/2 forbids them, and a peer that checks it hangs up."""
+        self.assertEqual(encode_metadata([("a", "  b c ")]), [(b"a", b"b c")])
+
     @example("\udc80")
     @given(st.text())
     def test_message_round_trip(self, text: str) -> None:
         """Any text survives as a grpc-message, in printable ASCII."""
         encoded = encode_message(text)
+        self.assertEqual(encoded, encoded.strip())  # as HTTP/2 has it
         self.assertTrue(all(0x20 <= byte < 0x7F for byte in encoded))
         if len(encoded) < MAX_MESSAGE_BYTES - 3:
             self.assertEqual(decode_message(encoded), text.encode("utf-8", "replace").decode())
@@ -159,6 +164,8 @@ class MetadataTests(unittest.SynchronousTestCase):
         """Only what is longer is cut."""
         longest = "x" * MAX_MESSAGE_BYTES
         self.assertEqual(encode_message(longest), longest.encode())
+        self.assertEqual(encode_message("  why: "), b"%20%20why:%20")
+        self.assertEqual(decode_message(encode_message("   ")), "   ")
         self.assertTrue(encode_message(longest + "x").endswith(b"..."))
 
     def test_of_a_message_as_long_as_the_headers_may_be_the_end_is_dropped(self) -> None:

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from h2.events import RequestReceived, ResponseReceived, TrailersReceived
 from h2.exceptions import ProtocolError
-from hpack import Decoder, Encoder, HPACKError
+from hpack import Decoder, Encoder, HeaderTuple, HPACKError
+from hpack.table import HeaderTable
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import TestCase
 
 from txgrpc.header_blocks import HeaderValidator, ReceivedHeaders, RememberingDecoder, RepeatingEncoder
-from txgrpc.metadata import Headers
+from txgrpc.metadata import Headers, decode_metadata
 
 REQUEST: Headers = [
     (b":method", b"POST"),
@@ -93,6 +96,33 @@ SAME_FIELDS = st.sampled_from(
 
 
 STATUS = [(b"grpc-status", b"0")]
+
+
+class LiteralTests(TestCase):
+    """Names and values that a peer spells out, as Go's does with short ones: nothing else is in a list."""
+
+    def test_they_are_bytes_also_by_an_hpack_that_leaves_views(self) -> None:
+        """As 4.0 does, which Debian 12 and 13 have."""
+        literal, add = Decoder._decode_literal, HeaderTable.add
+
+        def of_views(decoder: Decoder, data: memoryview, should_index: bool) -> tuple[HeaderTuple, int]:
+            field, consumed = literal(decoder, data, should_index)
+            return type(field)(memoryview(field[0]), memoryview(field[1])), consumed
+
+        def add_views(table: HeaderTable, name: Any, value: Any) -> None:  # Any: declared as bytes
+            views: list[Any] = [memoryview(name), memoryview(value)]
+            add(table, *views)
+
+        self.patch(Decoder, "_decode_literal", of_views)
+        self.patch(HeaderTable, "add", add_views)
+        encoder, decoder = Encoder(), RememberingDecoder()
+        for _ in range(3):  # of which the last two are by the table
+            found = decoder.decode(encoder.encode(REQUEST, huffman=False), raw=True)
+            self.assertEqual(
+                [(type(name), type(value)) for name, value in found], [(bytes, bytes)] * len(REQUEST)
+            )
+            self.assertEqual([tuple(each) for each in found], REQUEST)
+            self.assertEqual(decode_metadata(found), ())
 
 
 class RepeatingEncoderTests(TestCase):

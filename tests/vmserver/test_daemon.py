@@ -192,7 +192,7 @@ class ProcessTests(TestCase):
         return self.node.stub()
 
     async def info(self, stub: AgentStub) -> messages.InfoResponse:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 100
         while True:
             try:
                 return await stub.Info(messages.InfoRequest(), timeout=2.0)

@@ -12,7 +12,7 @@ from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
 from tests.support.user_namespaces import namespaces, of_pod
 from vmserver import pod_settings
-from vmserver.pod_settings import PodSettings
+from vmserver.pod_settings import PodSettings, ipc_sysctls
 
 
 class _Applier:
@@ -106,6 +106,14 @@ class PodSettingsTests(SynchronousTestCase):
                      "/etc/passwd", "net.ipv4/../../../etc", ""):  # fmt: skip
             words = self.refused(linux=cri.LinuxPodSandboxConfig(sysctls={name: "1"}))
             self.assertIn("sysctls", words)
+
+    def test_values_may_have_tabs_and_the_end_of_their_line(self) -> None:
+        sysctls = {"net.ipv4.ip_forward": "1\n", "kernel.shmmax": "1\t2"}
+        config = cri.PodSandboxConfig(linux=cri.LinuxPodSandboxConfig(sysctls=sysctls))
+        self.settings.apply(config)
+        self.assertEqual((self.proc / "net/ipv4/ip_forward").read_text(), "1\n")
+        self.assertEqual((self.proc / "kernel/shmmax").read_text(), "1 2\n")
+        self.assertEqual(ipc_sysctls(config), {"kernel.shmmax": "1 2"})
 
     def test_values_are_one_line(self) -> None:
         self.refused(linux=cri.LinuxPodSandboxConfig(sysctls={"kernel.shmmax": "1\n2"}))

@@ -106,6 +106,7 @@ class ExecSession(ProcessProtocol):
             self._terminal = open_peer(self.transport.fileno())
         else:
             pipes.widen(self.transport)
+            pipes.open_output(self.transport)
         writer = self._stdin_writer()
         if writer is not None:
             writer.registerProducer(self._gate, True)

@@ -14,6 +14,7 @@ from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 
 if TYPE_CHECKING:
+    from vmserver.containers.hooks import Hook
     from vmserver.containers.sessions import Output
     from vmserver.layers.store import LayerStore
 
@@ -229,6 +230,59 @@ class IImageFetcher(Interface):
 
 class IHasUserNamespaces(Interface):
     """Also provided by an IContainerProvider whose pods may have a user namespace."""
+
+
+class IHoldsContainers(Interface):
+    """Also provided by an IContainerProvider whose containers can be held still while their VM is kept.
+
+    A clone of such a VM becomes another pod's by `keep`, which is given containers by `adopt`."""
+
+    held: bool = Attribute("Whether containers are held, or about to be: commands and starts are refused.")
+
+    def tell(id: str, hook: Hook) -> Deferred[None]:
+        """Run a hook in a running container, and wait for its end.
+
+        :raise NotFound: no such container.
+        :raise FailedPrecondition: it does not run, or the command has failed; says how.
+        :raise DeadlineExceeded: the command takes too long, and was killed."""
+
+    def hold() -> Deferred[list[str]]:
+        """Stop every process of every container; return the ids of those that run. Idempotent.
+
+        Commands and starts are refused from then on. A container that is stopped or removed goes on, so that
+        it can end. After an error, and if the call is cancelled, nothing is held.
+
+        :raise FailedPrecondition: a container can't be held. :raise Unavailable: its processes don't stop."""
+
+    def thaw() -> Deferred[None]:
+        """Let all containers go on. Idempotent. :raise Unavailable: the kernel refuses."""
+
+    def thd_pids() -> dict[str, list[int]]:
+        """Return the pids of each running container's processes, as the agent sees them. Blocks."""
+
+    def keep() -> Deferred[None]:
+        """In a clone, make another pod of the VM: no container of the pod that was kept is listed any more.
+
+        Those that ran stay as they are, held, for `adopt`; the others are removed, and commands are killed.
+        Idempotent. :raise ResourceExhausted: the disk is full."""
+
+    def adopt(
+        old_id: str,
+        new_id: str,
+        config: cri.ContainerConfig,
+        sandbox_config: cri.PodSandboxConfig,
+        hook: Hook | None,
+    ) -> Deferred[messages.ContainerState]:
+        """Give a kept container to the pod that the VM is now; return its state. Idempotent.
+
+        It is CREATED, and held until it is started. Then the hook is run; if that fails, the start does, and
+        the container ends. What it has written to its log before is gone.
+
+        :raise NotFound: no such container was kept. :raise FailedPrecondition: there is one with the new id.
+        :raise InvalidArgument: the configuration differs in what can't be changed; says in what."""
+
+    def kept() -> list[str]:
+        """Return the ids of containers of an earlier pod that have not been started in this one."""
 
 
 class IMountsForItself(Interface):

@@ -19,6 +19,16 @@ from twisted.internet.process import Process, ProcessReader
 #: The bytes that are read in one turn, and the capacity of a pipe.
 READ_BYTES = 128 * 1024
 PIPE_BYTES = 256 * 1024
+#: The mode of an output's pipe: a command that drops root can still open /dev/stdout.
+WRITABLE = 0o622
+
+
+def open_output(process: Process) -> None:
+    """Make the pipes of a process's output writable by any user, by the names /dev/stdout and /dev/stderr."""
+    for pipe in process.pipes.values():
+        if isinstance(pipe, ProcessReader):
+            with contextlib.suppress(OSError):
+                os.fchmod(pipe.fileno(), WRITABLE)
 
 
 def widen(process: Process) -> None:

@@ -103,6 +103,12 @@ class Firewall:
             except InfranetesError as error:
                 raise Unavailable(f"the firewall is not in force: {error}") from error
 
+    async def reset(self) -> None:
+        """Put no firewall in force, as before the first one. :raise InfranetesError: the one before is."""
+        async with self._lock:
+            if self._script not in ("", tables(OPEN, NO_NODE)):
+                await self._apply(tables(OPEN, NO_NODE))
+
     async def mend(self, changed: bool = False) -> None:
         """Restore the firewall in force if another program has changed the tables.
 

@@ -7,6 +7,7 @@ import json
 import secrets
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from twisted.internet.defer import DeferredLock
 from twisted.internet.interfaces import IReactorThreads
@@ -16,7 +17,7 @@ from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 from infranetes_common.identity import Identity, decode, decode_clock, encode
 from vmserver.identity import tls
-from vmserver.identity.apply import IdentityApplier
+from vmserver.identity.apply import IdentityApplier, check
 from vmserver.identity.delivery import save
 from vmserver.identity.keys import PendingKey
 from vmserver.identity.listener import Listener
@@ -27,11 +28,30 @@ IDENTITY_FILE = "identity.json"
 _log = Logger()
 
 
+class IClone(Protocol):
+    """What a machine that was kept has to do before it is another sandbox's."""
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it may become another sandbox's: it is held, and kept or a clone of what was kept."""
+
+    @property
+    def departed(self) -> bool:
+        """Whether it has begun to leave the sandbox that it was, and is no other one yet."""
+
+    async def leave(self) -> None:
+        """Give up all that it has of the sandbox that it was. :raise InfranetesError: it can't."""
+
+    async def arrive(self) -> None:
+        """Note that it has the new sandbox's addresses. Does nothing unless it has left one."""
+
+
 class CurrentIdentity:
     """Takes identity documents on, and serves with the identity in them.
 
     :param directory: of `IDENTITY_FILE`, gone after a reboot.
     :param applier: applies the identity to the machine; None: it is only the agent's.
+    :ivar clone: lets this machine become another sandbox's, if it is held; None: it never does.
     :ivar on_taken: called each time an identity is taken on, as soon as the agent listens with it.
     :ivar boot_id: a random id of this VM's life; the same after a restart of the agent alone.
     :ivar agent_id: a random id of this process. It is made anew with the first identity: clones of a template
@@ -54,6 +74,7 @@ class CurrentIdentity:
         self._identity: Identity | None = None
         self._pending_key = PendingKey()
         self._saving = DeferredLock()
+        self.clone: IClone | None = None
         self.on_taken: Callable[[], None] = lambda: None
         self.boot_id = ""
         self.agent_id = secrets.token_hex(16)
@@ -80,6 +101,8 @@ class CurrentIdentity:
             return self._listener.port
         identity = decode(document)
         current = self._identity
+        if self._leaves(current, identity):
+            return await self._become(identity, live=live)
         if current is None:
             return await self._take(identity, None, live=live)
         if identity.sandbox_id != current.sandbox_id:
@@ -92,6 +115,8 @@ class CurrentIdentity:
 
     async def restore(self) -> None:
         """Take on the identity that an earlier agent of this machine has kept, if there is one."""
+        if self.clone is not None and self.clone.departed:
+            self._file.unlink(missing_ok=True)
         kept = self._load()
         if kept is None:
             return
@@ -102,6 +127,21 @@ class CurrentIdentity:
                 "the identity kept in {path} can't be used: {words}", path=str(self._file), words=str(error)
             )
 
+    def _leaves(self, current: Identity | None, identity: Identity) -> bool:
+        """Return whether this machine is a clone of a kept one, whose identity this is."""
+        differs = current is None or identity.sandbox_id != current.sandbox_id
+        return differs and self.clone is not None and self.clone.leaving
+
+    async def _become(self, identity: Identity, *, live: bool) -> int:
+        """Become another sandbox's machine. From the second step on there is no way back."""
+        assert self.clone is not None
+        check(identity)
+        self._listener.check(identity)
+        await self.clone.leave()
+        self._file.unlink(missing_ok=True)  # another agent must not go on as the one that was kept
+        self._identity, self.boot_id, self._pending_key = None, "", PendingKey()
+        return await self._take(identity, None, live=live)
+
     async def _take(self, identity: Identity, boot_id: str | None, *, live: bool = False) -> int:
         """Serve with `identity`. `boot_id` None: it was made just now, for a machine that has none."""
         context = self._listener.check(identity)
@@ -109,6 +149,8 @@ class CurrentIdentity:
             await self._gate.close()
         self._apply(identity, first=boot_id is None, live=live)
         if boot_id is None:
+            if self.clone is not None:
+                await self.clone.arrive()
             boot_id = secrets.token_hex(16)  # after `_apply`, which brings entropy that no other clone has
         before = self._identity, self.boot_id, self.agent_id
         if self._identity is None:

@@ -7,7 +7,8 @@ source      where the document is
 aws         user-data, by IMDSv2: a session token first (source: Amazon EC2 user guide, "Use IMDSv2")
 azure       user-data, base64 (source: Azure, "Azure Instance Metadata Service")
 gcp         the instance's attribute `infranetes-identity` (source: Compute Engine, "About VM metadata")
-openstack   user-data (source: Nova user guide, "Metadata")
+openstack   user-data, or the server's metadata, once the node has put it there (source: Nova user guide,
+            "Metadata")
 vsphere     `guestinfo.infranetes.identity`, base64, read by open-vm-tools' vmtoolsd and erased then
 cloud-init  user-data of whatever cloud, in the file in which cloud-init keeps it
 cloud       whichever of the first five the machine's DMI names
@@ -23,6 +24,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
@@ -60,6 +63,8 @@ FIRST_PAUSE = 0.05  # seconds between the first two attempts
 _SECONDS = 5.0
 _TOKEN_SECONDS = b"60"
 _MAX_TOKEN = 4096
+PARTS = "infranetes-identity"  # the key of how many parts there are in a server's metadata
+_MAX_PARTS, _MAX_METADATA = 100, 256 * 1024
 _VENDORS = {
     "Amazon EC2": AWS,
     "Google": GCP,
@@ -201,7 +206,13 @@ class MetadataService:
         return await self._request(b"GET", f"/computeMetadata/v1/instance/{path}", headers, limit)
 
     async def openstack(self) -> bytes:
-        """Read the document from Nova's user-data. :raise InfranetesError: it can't be had now."""
+        """Read the document from the server's metadata, in parts, since user-data can't be changed; if it has
+        none, from Nova's user-data. :raise InfranetesError: it can't be had now."""
+        with contextlib.suppress(NotFound):
+            text = await self._request(b"GET", "/openstack/latest/meta_data.json", {}, _MAX_METADATA)
+            document = _in_parts(text)
+            if document is not None:
+                return document
         return await self._request(b"GET", "/openstack/latest/user_data", {}, MAX_DOCUMENT_BYTES)
 
     async def _request(self, method: bytes, path: str, headers: Mapping[str, bytes], limit: int) -> bytes:
@@ -226,6 +237,23 @@ class MetadataService:
         if response.code != 200:
             raise Unavailable(f"the metadata service answers {response.code} to {path}")
         return data
+
+
+def _in_parts(text: bytes) -> bytes | None:
+    """Return the document in a server's metadata; None: there is none.
+
+    :raise Unavailable: the server waits for it. :raise InvalidArgument: a part of it is missing."""
+    try:
+        told = json.loads(text).get("meta") or {}
+        if PARTS not in told:
+            return None
+        count = int(told[PARTS])
+        parts = [str(told[f"{PARTS}-{number}"]) for number in range(1, min(count, _MAX_PARTS) + 1)]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise InvalidArgument("the metadata service does not have all parts of the identity") from None
+    if not parts:
+        raise Unavailable("the server was stopped, and is given its identity when it is started")
+    return "".join(parts).encode()
 
 
 async def guestinfo(run: Run, tools: str) -> bytes:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mount points of layers: `l/NUMBER`, with a link from the layer's name to each.
 
-The names are short because an overlay lists up to 127 of them in one page of options. The links outlive the
+The names are short because an overlay lists up to 200 of them in one page of options. The links outlive the
 agent, and disappear with the mounts when the VM reboots.
 """
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from infranetes_common.errors import FailedPrecondition
 from vmserver.machine.mounts import NO_FLAGS, Flag, in_directory, mount, unmount
 
-MAX_LAYERS = 127
-"""The most layers of one overlay. The kernel takes 500, but a page of options holds no more names."""
+MAX_LAYERS = 200
+"""The most layers of one overlay. The kernel takes 500, and a page of options the names of as many."""
 
 _KIND = "overlay"
 _OPAQUE = "trusted.overlay.opaque"

@@ -61,6 +61,7 @@ class Mount:
 
     :ivar device: MAJOR:MINOR of what is mounted.
     :ivar shared: whether what is mounted below it is mounted in its peers, too.
+    :ivar id: its number, by which /proc names it elsewhere.
     """
 
     point: str
@@ -68,6 +69,7 @@ class Mount:
     kind: str
     options: frozenset[str]
     shared: bool = False
+    id: int = 0
 
 
 def mount(source: str, at: str, kind: str, flags: Flag = NO_FLAGS, options: str = "") -> None:
@@ -137,10 +139,10 @@ def mounts(table: Path = Path("/proc/self/mountinfo")) -> list[Mount]:
     # Of all characters that end a line elsewhere, the kernel escapes only newlines.
     for line in os.fsdecode(table.read_bytes()).split("\n")[:-1]:
         before, _, after = line.partition(" - ")
-        _, _, device, _, point, options, *optional = before.split(" ")
+        id, _, device, _, point, options, *optional = before.split(" ")
         shared = any(each.startswith("shared:") for each in optional)
         kind = after.split(" ")[0]
-        found.append(Mount(_unescaped(point), device, kind, frozenset(options.split(",")), shared))
+        found.append(Mount(_unescaped(point), device, kind, frozenset(options.split(",")), shared, int(id)))
     return found
 
 

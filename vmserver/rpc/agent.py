@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from infranetes_common.concurrency import deferred
@@ -18,6 +19,10 @@ from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.guard import PortGuard
 from vmserver.identity.metadata import MetadataGate
 from vmserver.interruptions import FindNotice, Interruptions
+from vmserver.keeping.departure import PodDeparture
+from vmserver.keeping.holding import Holding
+from vmserver.keeping.record import FILE as HELD
+from vmserver.keeping.silence import Silence
 from vmserver.machine.huge_pages import HugePages
 from vmserver.machine.memory import MachineMemory
 from vmserver.machine.processors import MachineProcessors
@@ -30,6 +35,7 @@ from vmserver.rpc.containers import ContainerCalls
 from vmserver.rpc.disks import DiskCalls
 from vmserver.rpc.firewall import FirewallCalls
 from vmserver.rpc.images import ImageCalls
+from vmserver.rpc.keep import KeepCalls
 from vmserver.rpc.layers import LayerCalls
 from vmserver.rpc.machine import MachineCalls
 from vmserver.rpc.memory import MemoryCalls
@@ -57,7 +63,9 @@ class AgentService:
     :param run_dir: for files that a reboot removes.
     :param own_machine: whether the machine belongs to one pod; false where simulated VMs share a machine.
     :param find_notice: checks for the cloud's notice that it will take the machine away; None: no check.
-    :param guard: keeps the agent's port for the node; None: not here.
+    :param guard: keeps the agent's port for the node; None: not here. :param port: returns that port, if it
+        is one of TCP.
+    :ivar holding: holds the pod still; None: the machine is shared.
     :ivar service: all the calls as one gRPC service.
     """
 
@@ -76,6 +84,7 @@ class AgentService:
         own_machine: bool = True,
         find_notice: FindNotice | None = None,
         guard: PortGuard | None = None,
+        port: Callable[[], int] = lambda: 0,
     ) -> None:
         self._timekeeping = Timekeeping(reactor, KernelClock()) if own_machine else None
         self.machine = MachineCalls(
@@ -113,6 +122,22 @@ class AgentService:
         self.pod_network = PodNetworkCalls(PodTunnel(reactor) if own_machine else None)
         firewall = Firewall(reactor)
         self.firewall = FirewallCalls(firewall if own_machine else None)
+        self.holding = (
+            Holding(
+                reactor,
+                choice,
+                volumes,
+                parts,
+                Silence(reactor),
+                PodDeparture(reactor, firewall, self._nfs),
+                run_dir / HELD,
+                port,
+            )
+            if own_machine
+            else None
+        )
+        self.machine.holding = self.holding
+        self.keep = KeepCalls(self.holding)
         self._memory = MachineMemory(reactor) if own_machine else None
         self.memory = MemoryCalls(self._memory)
         self.processors = ProcessorCalls(MachineProcessors(reactor) if own_machine else None)
@@ -124,6 +149,7 @@ class AgentService:
             self.clock,
             self.memory,
             self.processors,
+            self.keep,
             self.watch,
             self.containers,
             self.stats,
@@ -139,6 +165,7 @@ class AgentService:
             self.nfs,
         )
         identity.on_taken = self._begin
+        identity.clone = self.holding
 
     def _begin(self) -> None:
         """Start what only a machine with an identity needs."""
@@ -160,6 +187,11 @@ class AgentService:
             await self._pod_disks.restore()
         if self._nfs is not None:
             await self._nfs.restore()
+
+    async def restore_hold(self) -> None:
+        """Hold a pod on that an earlier agent has held. Called once the provider has started."""
+        if self.holding is not None:
+            await self.holding.restore()
 
     async def prepare(self) -> None:
         """Do in a template, once, what each clone would have to do."""

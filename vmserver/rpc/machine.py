@@ -19,6 +19,7 @@ from vmserver.containers.interface import IHasUserNamespaces, ITakesLayers
 from vmserver.containers.provider_choice import ProviderChoice
 from vmserver.identity.current import CurrentIdentity
 from vmserver.identity.metadata import MetadataGate
+from vmserver.keeping.holding import Holding
 from vmserver.machine.huge_pages import huge_page_sizes
 from vmserver.machine.timekeeping import Timekeeping
 from vmserver.pod_settings import PodSettings
@@ -26,7 +27,10 @@ from vmserver.prewarm import warm_up
 
 
 class MachineCalls(AgentMachineRpcs):
-    """Answers for the VM. :param timekeeping: None: the machine is shared, and its clock is left alone."""
+    """Answers for the VM.
+
+    :param timekeeping: None: the machine is shared, and its clock is left alone.
+    :ivar holding: whether its containers are held; None: the machine is shared."""
 
     def __init__(
         self,
@@ -46,6 +50,7 @@ class MachineCalls(AgentMachineRpcs):
         self._gate = gate
         self._timekeeping = timekeeping
         self._own_machine = own_machine
+        self.holding: Holding | None = None
         self._warming: Flight[None] | None = None
 
     async def Info(self, request: messages.InfoRequest, call: Call) -> messages.InfoResponse:
@@ -61,6 +66,7 @@ class MachineCalls(AgentMachineRpcs):
             takes_layers=ITakesLayers.providedBy(self._choice.provider),
             steady_nanos=self._timekeeping.reading() if self._timekeeping is not None else 0,
             huge_page_sizes=huge_page_sizes() if self._own_machine else [],
+            held=self.holding is not None and self.holding.held,
         )
 
     async def NewKey(self, request: messages.NewKeyRequest, call: Call) -> messages.NewKeyResponse:

@@ -122,6 +122,10 @@ class NfsMounts:
             if isinstance(outcome, Failure):
                 _log.warn("an NFS volume that no container uses stays mounted: {error}", error=outcome.value)
 
+    async def mounted(self) -> list[str]:
+        """Return the ids of the exports that are mounted."""
+        return await run_in_thread(self._reactor, self._thd_mounted)
+
     async def unmount_all(self, seconds: float) -> None:
         """Flush and unmount everything, even if in use: the containers have ended. Idempotent.
 

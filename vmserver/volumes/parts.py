@@ -68,6 +68,19 @@ class VolumeParts:
         finally:
             os.close(descriptor)
 
+    def rename(self, container: str, new: str) -> None:
+        """Let a container have another id: its parts stay mounted. Idempotent.
+
+        :raise FailedPrecondition: that fails."""
+        try:
+            (self._directory / container).rename(self._directory / new)
+        except FileNotFoundError:
+            pass  # it has none, or was renamed already
+        except OSError as error:
+            raise FailedPrecondition(
+                f"the parts of volumes of container {container} can't be renamed: {error.strerror}"
+            ) from None
+
     def release(self, container: str) -> None:
         """Unbind what a container had mounted. Idempotent. :raise Unavailable: something stays."""
         top = self._directory / container

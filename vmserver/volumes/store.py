@@ -88,6 +88,39 @@ class VolumeStore:
             mount(kind, str(path), kind, NO_FLAGS, ",".join(options))
         return _tree(path)
 
+    def shared_in_memory(self) -> list[str]:
+        """Return the volumes in memory that have no file system of their own: those without a size limit."""
+        if not self._memory.is_dir():
+            return []
+        tops = [each for each in sorted(self._memory.iterdir()) if CONTAINER_ID.fullmatch(each.name)]
+        own = {each.point for each in mounts_below(self._memory)}
+        return [each.name for each in tops if str(each / _DIRECTORY) not in own]
+
+    def memory_device(self) -> str:
+        """Return the device of the file system that they share, as MAJOR:MINOR; "": they have none."""
+        if not os.path.ismount(self._memory):
+            return ""
+        device = os.stat(self._memory).st_dev
+        return f"{os.major(device)}:{os.minor(device)}"
+
+    def rename(self, id: str, new_id: str) -> None:
+        """Give a volume another id; containers still have it mounted. Idempotent.
+
+        :raise NotFound: it is neither there nor renamed already.
+        :raise FailedPrecondition: there is another one with the new id."""
+        for base in (self._memory, self._disk):
+            top, new = base / _checked(id), base / _checked(new_id)
+            if not top.is_dir():
+                continue
+            if new.exists():
+                raise FailedPrecondition(f"there is a volume {new_id} already, so {id} can't be it")
+            try:
+                top.rename(new)
+            except OSError as error:
+                raise FailedPrecondition(f"volume {id} can't be renamed: {error.strerror}") from None
+            return
+        self.path(new_id)
+
     def remove(self, id: str) -> None:
         """Remove a volume, if it is there. What containers have mounted in it is unmounted, not removed.
 

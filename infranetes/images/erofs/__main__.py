@@ -133,7 +133,10 @@ def _be_child(order: Mapping[str, object], descriptors: list[int], says: int, pa
             os.closerange(first + 1, last)
         limits = Limits(**cast(dict[str, int], order["limits"]))
         sandbox.enter(limits, parent)
-        code, said = work(_LAYER, _IMAGE, str(order["compression"]), str(order["diff_id"]), limits, below)
+        layer = str(order["compression"]), str(order["diff_id"])
+        # Packages may replace these files under a daemon of 0.2.0, which does not say it.
+        has_lower_layers = order.get("below", bool(below))
+        code, said = work(_LAYER, _IMAGE, *layer, limits, below if has_lower_layers else None)
         os.write(2, said.encode()[:SAID_BYTES])
     finally:
         os._exit(code)  # at once, though its threads may still be reading

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layers below one that is being made, as `writer` has written them: for its hard links to their files.
+"""The layers below one that is being made, as `writer` has written them: for what its tar takes from them.
 
-Where a layer is unpacked onto the ones below, as containerd does, such a link has overlayfs copy the file.
-Here the layer's own image gets the copy.
+Where a layer is unpacked onto the ones below, as containerd does, a hard link to one of their files has
+overlayfs copy that, and a directory without an entry stays as it was. Here the layer's own image has copies.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ class LayerImage:
     def read(self, at: int, size: int) -> bytes:
         """Return these bytes. :raise OSError: the image ends before."""
         os.lseek(self.descriptor, at, os.SEEK_SET)
-        found = b""
-        while len(found) < size:
-            piece = os.read(self.descriptor, size - len(found))
+        data = b""
+        while len(data) < size:
+            piece = os.read(self.descriptor, size - len(data))
             if not piece:
                 raise OSError("the image of a layer below is cut off")
-            found += piece
-        return found
+            data += piece
+        return data
 
     def names(self, number: int, at: int, size: int) -> dict[bytes, int]:
         """Return the numbers of a directory's files by name. :param at: where its data begins."""
@@ -98,24 +98,26 @@ class Below:
         """Return the file at a path, as overlayfs shows it; None: there is none.
 
         If a symbolic link is on its way, return the path to which that leads instead."""
-        found = [image.root for image in self._images]
+        if not self._images:
+            return None
+        seen = [image.root for image in self._images]
         for index, part in enumerate(parts):
-            if stat.S_ISLNK(found[0].mode):
-                content = b"".join(map(bytes, found[0].pieces()))
+            if stat.S_ISLNK(seen[0].mode):
+                content = b"".join(map(bytes, seen[0].pieces()))
                 return followed(parts[: index - 1], content, parts[index:])
-            directories, found = found, []
+            directories, seen = seen, []
             for directory in directories:
                 child = directory.child(part)
                 if child is None:
                     continue
-                if child.whiteout or (found and not child.directory):
+                if child.whiteout or (seen and not child.directory):
                     break
-                found.append(child)
+                seen.append(child)
                 if not child.directory or child.xattrs.get(OPAQUE) == b"y":
                     break
-            if not found:
+            if not seen:
                 return None
-        return found[0]
+        return seen[0]
 
 
 def followed(before: Sequence[bytes], link: bytes, after: Sequence[bytes]) -> list[bytes]:

@@ -14,7 +14,7 @@ from typing import TypeVar, TypeVarTuple
 
 import attrs
 
-from infranetes.images.erofs.limits import BAD, FULL, LINKS, Limits
+from infranetes.images.erofs.limits import BAD, FULL, INCOMPLETE, Limits
 from infranetes.images.erofs.process import BuilderProcess, Ended
 from infranetes.images.layer_disk import NeedsBelow
 from infranetes_common.concurrency import IMAGES, run_in_thread, within
@@ -55,7 +55,7 @@ class Builder:
         target: Path,
         diff_id: str,
         limits: Limits,
-        below: Sequence[Path] = (),
+        below: Sequence[Path] | None = None,
     ) -> BuiltLayer:
         """Make the erofs image of a layer. One call per target at a time.
 
@@ -65,8 +65,8 @@ class Builder:
         :param layer: its file. :param compression: gzip, zstd or nothing.
         :param target: where the image is to be; replaced if it is there.
         :param diff_id: sha256: and 64 hex digits of the layer's uncompressed tar, which is checked.
-        :param below: the images of the layers below, lowest first, for a layer that links to their files.
-        :raise NeedsBelow: it has hard links to files that may be in those.
+        :param below: the images of the layers below, lowest first; None: without them, if that will do.
+        :raise NeedsBelow: it will not.
         :raise FailedPrecondition: the layer is malformed, above the limits or not the one of `diff_id`.
         :raise ResourceExhausted: the disk is full.
         :raise DeadlineExceeded: it took more than `limits.seconds`.
@@ -89,8 +89,9 @@ class Builder:
     async def _make(
         self, files: _Files, compression: str, target: Path, diff_id: str, limits: Limits
     ) -> BuiltLayer:
-        descriptors = (files.layer, files.image, *files.below)
-        ended = await self._process.make(descriptors, compression, diff_id, limits)
+        ended = await self._process.make(
+            (files.layer, files.image), files.below, compression, diff_id, limits
+        )
         if ended.code:
             raise _error(ended, diff_id, target)
         stop = threading.Event()
@@ -107,20 +108,22 @@ class _Files:
 
     def __init__(self) -> None:
         self.layer = self.image = -1
-        self.below: list[int] = []
+        self.below: list[int] | None = None
 
-    def thd_open(self, layer: Path, part: Path, below: Sequence[Path]) -> None:
+    def thd_open(self, layer: Path, part: Path, below: Sequence[Path] | None) -> None:
         flags = os.O_CLOEXEC | os.O_NOFOLLOW
         part.unlink(missing_ok=True)
         self.layer = os.open(layer, os.O_RDONLY | flags)
         self.image = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags, 0o400)
-        for path in below:
-            self.below.append(os.open(path, os.O_RDONLY | flags))
+        if below is not None:
+            self.below = []
+            for path in below:
+                self.below.append(os.open(path, os.O_RDONLY | flags))
 
     def thd_close(self, part: Path) -> None:
         """Close them, and remove the image if it did not get its name."""
         part.unlink(missing_ok=True)
-        for descriptor in (self.layer, self.image, *self.below):
+        for descriptor in (self.layer, self.image, *(self.below or ())):
             if descriptor >= 0:
                 os.close(descriptor)
 
@@ -148,9 +151,9 @@ def _thd_sum(path: Path, stop: threading.Event) -> BuiltLayer:
 
 
 def _error(ended: Ended, diff_id: str, target: Path) -> InfranetesError:
-    code, why = ended.code, "".join(c if c.isprintable() else " " for c in ended.said)
-    if code in (BAD, LINKS):
-        kind = NeedsBelow if code == LINKS else FailedPrecondition
+    code, why = ended.code, "".join(c if c.isprintable() else " " for c in ended.reason)
+    if code in (BAD, INCOMPLETE):
+        kind = NeedsBelow if code == INCOMPLETE else FailedPrecondition
         return kind(f"layer {diff_id} can't be used: {why}")
     if code == FULL:
         return _full(diff_id, target)

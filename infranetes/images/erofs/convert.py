@@ -9,24 +9,24 @@ from collections.abc import Sequence
 
 from infranetes.images.erofs import source, tar
 from infranetes.images.erofs.below import Below
-from infranetes.images.erofs.limits import BAD, FAILED, FULL, LINKS, BadLayer, Limits, LinksBelow
+from infranetes.images.erofs.limits import BAD, FAILED, FULL, INCOMPLETE, BadLayer, Incomplete, Limits
 from infranetes.images.erofs.source import TarStream
 from infranetes.images.erofs.tree import Tree
 from infranetes.images.erofs.writer import Writer
 
 
 def convert(
-    layer: int, image: int, compression: str, diff_id: str, limits: Limits, below: Sequence[int] = ()
+    layer: int, image: int, compression: str, diff_id: str, limits: Limits, below: Sequence[int] | None = None
 ) -> None:
     """Read a layer from one descriptor and write its image to another, an empty file.
 
     :param compression: gzip, zstd or nothing.
     :param diff_id: the digest that the uncompressed tar has to have.
-    :param below: the images of the layers below, lowest first, if it has hard links to their files.
-    :raise LinksBelow: these are needed.
+    :param below: the images of the layers below, lowest first; None: they are not known.
+    :raise Incomplete: these are needed.
     :raise BadLayer: the layer can't be used. :raise OSError: it can't be read or the image can't be written.
     """
-    tree = Tree(limits, Below(below) if below else None)
+    tree = Tree(limits, None if below is None else Below(below))
     writer = Writer(image, tree)
     with TarStream(source.chunks(layer, compression), limits.max_bytes) as stream:
         for entry in tar.entries(stream, limits):
@@ -36,20 +36,21 @@ def convert(
             while tree.copied:
                 node, file = tree.copied.pop()
                 writer.store(node, file.pieces())
-        found = stream.finish()
-    if found != diff_id:
-        raise BadLayer(f"it unpacks to a tar with the digest {found}; pull it again")
+        digest = stream.finish()
+    tree.complete()
+    if digest != diff_id:
+        raise BadLayer(f"it unpacks to a tar with the digest {digest}; pull it again")
     writer.finish(bytes.fromhex(diff_id.partition(":")[2])[:16])
 
 
 def work(
-    layer: int, image: int, compression: str, diff_id: str, limits: Limits, below: Sequence[int]
+    layer: int, image: int, compression: str, diff_id: str, limits: Limits, below: Sequence[int] | None
 ) -> tuple[int, str]:
     """Convert, and tell how that went: an exit code (`limits`) and words, none if it went well."""
     try:
         convert(layer, image, compression, diff_id, limits, below)
-    except LinksBelow as e:
-        return LINKS, str(e)
+    except Incomplete as e:
+        return INCOMPLETE, str(e)
     except BadLayer as e:
         return BAD, str(e)
     except MemoryError:

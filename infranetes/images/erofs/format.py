@@ -176,13 +176,13 @@ def read_inode(data: bytes) -> tuple[int, int, int, int, int, int, int, bool]:
 def read_xattrs(data: bytes) -> dict[bytes, bytes]:
     """Return what `xattrs` has packed."""
     prefixes = {number: prefix for prefix, number in _PREFIXES}
-    found, at = {}, len(_XATTR_HEADER)
+    attributes, at = {}, len(_XATTR_HEADER)
     while at < len(data):
         rest, number, size = _XATTR.unpack_from(data, at)
         at += _XATTR.size
-        found[prefixes[number] + data[at : at + rest]] = data[at + rest : at + rest + size]
+        attributes[prefixes[number] + data[at : at + rest]] = data[at + rest : at + rest + size]
         at += rest + size + -(_XATTR.size + rest + size) % 4
-    return found
+    return attributes
 
 
 def read_directory_block(data: bytes) -> list[tuple[bytes, int]]:

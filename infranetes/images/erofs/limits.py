@@ -12,8 +12,8 @@ class BadLayer(Exception):
     """The layer can't be used. The message says why, for people, without naming the layer."""
 
 
-class LinksBelow(BadLayer):
-    """The layer has hard links to files that are not in it: they may be in the layers below."""
+class Incomplete(BadLayer):
+    """The layer lacks what the layers below may have: the file of a hard link, or a file's directory."""
 
 
 @attrs.frozen
@@ -51,8 +51,8 @@ def quoted(name: bytes) -> str:
     return f"'{text}'" if len(text) <= 200 else f"'{text[:150]}...{text[-40:]}'"
 
 
-#: How the child ends: the layer is bad, the disk is full, something else failed, or `LinksBelow`.
-BAD, FULL, FAILED, LINKS = 65, 66, 67, 68
+#: How the child ends: the layer is bad, the disk is full, something else failed, or `Incomplete`.
+BAD, FULL, FAILED, INCOMPLETE = 65, 66, 67, 68
 
 SAID_BYTES = 2000
 """How much of what a child says is read."""

@@ -44,11 +44,11 @@ _log = Logger()
 class Ended:
     """The end of a child process.
 
-    :ivar code: its exit code, or minus the signal that ended it. :ivar said: why it failed.
+    :ivar code: its exit code, or minus the signal that ended it. :ivar reason: why it failed.
     """
 
     code: int
-    said: str
+    reason: str
 
 
 class BuilderProcess:
@@ -59,18 +59,25 @@ class BuilderProcess:
         self._process: _Process | None = None
         self._idle: IDelayedCall | None = None
 
-    async def make(self, files: Sequence[int], compression: str, diff_id: str, limits: Limits) -> Ended:
+    async def make(
+        self,
+        files: Sequence[int],
+        below: Sequence[int] | None,
+        compression: str,
+        diff_id: str,
+        limits: Limits,
+    ) -> Ended:
         """Have a child write a layer's image. However this ends, the child has ended.
 
-        :param files: open descriptors: the layer, the image, and the images of the layers below, if needed.
-
+        :param files: open descriptors of the layer and the image.
+        :param below: those of the images of the layers below, lowest first; None: they are not known.
         :raise InfranetesError: the process that starts the children has failed.
         """
         process = self._running()
         number, ended = process.begin()
         order = {"compression": compression, "diff_id": diff_id, "limits": attrs.asdict(limits)}
         try:
-            process.say({"order": number, **order}, *files)
+            process.say({"order": number, "below": below is not None, **order}, *files, *(below or ()))
             return await ended.wait()
         finally:
             if not ended.happened:

@@ -84,23 +84,23 @@ def enter_placed(bounds: Mapping[int, int], parent: int) -> None:
     confine(bounds, parent, _filter(platform.machine(), PLACED))
 
 
-def enter_for_program(bounds: Mapping[int, int], parent: int, given: Iterable[int] = ()) -> None:
+def enter_for_program(bounds: Mapping[int, int], parent: int, writable: Iterable[int] = ()) -> None:
     """Give up all rights but to execute a program that reads files and computes.
 
-    :param given: descriptors of files that it may open again to write to them: they become its user's."""
-    confine(bounds, parent, _refusing(platform.machine()), given)
+    :param writable: descriptors of files that it may open again to write to them: they become its user's."""
+    confine(bounds, parent, _refusing(platform.machine()), writable)
 
 
-def confine(bounds: Mapping[int, int], parent: int, program: bytes, given: Iterable[int] = ()) -> None:
+def confine(bounds: Mapping[int, int], parent: int, program: bytes, writable: Iterable[int] = ()) -> None:
     """Become a user of this process's own, if this is root, with limits and a filter of system calls.
 
     :param bounds: by the numbers of limits (RLIMIT_...). That of processes counts for another user alone.
-    :param given: descriptors of files that become that user's.
+    :param writable: descriptors of files that become that user's.
     """
     other_user = os.getuid() == 0
     if other_user:
         user = _FIRST_USER + os.getpid()
-        for descriptor in given:
+        for descriptor in writable:
             os.fchown(descriptor, user, user)
         os.setgroups([])
         os.setresgid(user, user, user)

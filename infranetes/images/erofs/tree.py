@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from infranetes.images.erofs import format, tar
 from infranetes.images.erofs.below import OPAQUE, Below, File, followed
-from infranetes.images.erofs.limits import BadLayer, Limits, LinksBelow, quoted
+from infranetes.images.erofs.limits import BadLayer, Incomplete, Limits, quoted
 from infranetes.images.erofs.tar import Entry
 
 _WHITEOUT, _META, _OPAQUE_MARK = b".wh.", b".wh..wh.", b".wh..wh..opq"
@@ -66,7 +66,7 @@ def _directory() -> Node:
 class Tree:
     """The files of a layer, built up entry by entry with `add`.
 
-    :param below: the layers below, for hard links to their files; None: not known.
+    :param below: the layers below, for what the entries take from them; None: not known.
     :ivar copied: files of these whose data is to be stored.
     """
 
@@ -75,6 +75,7 @@ class Tree:
         self.copied: list[tuple[Node, File]] = []
         self._below = below
         self._copies: dict[tuple[int, int], Node] = {}  # by the key of what they are copies of
+        self._implied: dict[Node, list[bytes]] = {}  # directories that no entry describes, with their paths
         self._limits = limits
         self._nodes = 1
         self._held = 0
@@ -99,6 +100,36 @@ class Tree:
                 "its names, links and attributes take too much space; split it into several layers"
             )
 
+    def complete(self) -> None:
+        """Give directories that no entry describes the attributes that they have in the layers below.
+
+        Many tars have files without their directories: /tmp of such a layer would be root's alone.
+
+        :raise Incomplete: the layers below are not known.
+        """
+        for node, parts in self._implied.items():
+            if self._below is None:
+                raise Incomplete(f"the directory {quoted(b'/'.join(parts))} has no entry in it")
+            below = None if self._hidden(parts) else self._below.find(parts)
+            if isinstance(below, File) and below.directory:
+                node.mode, node.mtime_ns = below.mode, below.mtime_ns
+                node.uid, node.gid = below.uid, below.gid
+                kept = {name: value for name, value in below.xattrs.items() if name != OPAQUE}
+                self._check_xattrs(kept)
+                node.xattrs = {**kept, **(node.xattrs or {})} or None  # its own may be that it is opaque
+
+    def _hidden(self, parts: list[bytes]) -> bool:
+        """Whether this layer hides what the layers below have at a path of directories."""
+        node = self.root
+        for part in parts:
+            if node.xattrs is not None and OPAQUE in node.xattrs:
+                return True
+            child = _children(node).get(part)
+            if child is None or child.children is None:
+                return True  # it was replaced, and nobody sees it
+            node = child
+        return False
+
     def _add(self, entry: Entry) -> Node | None:
         parts = _parts(entry.path)
         if not parts:
@@ -120,13 +151,13 @@ class Tree:
         return None
 
     def _make(self, parent: Node, name: bytes, entry: Entry) -> Node | None:
-        there = _children(parent).get(name)
-        if entry.kind == tar.DIRECTORY and there is not None and there.children is not None:
-            self._describe(there, entry)
+        earlier = _children(parent).get(name)
+        if entry.kind == tar.DIRECTORY and earlier is not None and earlier.children is not None:
+            self._describe(earlier, entry)
             return None
         node = Node(_TYPES[entry.kind])
         node.device = format.device(entry.major, entry.minor)
-        if node.children is not None and there is not None and there.whiteout:
+        if node.children is not None and earlier is not None and earlier.whiteout:
             self._make_opaque(node)  # nothing of the removed directory shows through the new one
         self._describe(node, entry)
         if entry.kind == tar.SYMLINK:
@@ -146,6 +177,7 @@ class Tree:
         return node
 
     def _describe(self, node: Node, entry: Entry) -> None:
+        self._implied.pop(node, None)
         node.mode = stat.S_IFMT(node.mode) | entry.mode
         node.uid, node.gid, node.mtime_ns = entry.uid, entry.gid, entry.mtime_ns
         opaque = node.xattrs is not None and OPAQUE in node.xattrs
@@ -186,11 +218,12 @@ class Tree:
     def _whiteout(self, parent: Node, name: bytes) -> None:
         if name in (b"", b".", b".."):
             raise BadLayer("it removes a file whose name can't exist")
-        there = _children(parent).get(name)
-        if there is None:
+        earlier = _children(parent).get(name)
+        if earlier is None:
             self._put(parent, name, Node(stat.S_IFCHR))
-        elif there.children is not None:  # a new directory in the place of a removed one
-            self._make_opaque(there)
+        elif earlier.children is not None:  # a new directory in the place of a removed one
+            self._make_opaque(earlier)
+            self._implied.pop(earlier, None)
 
     def _linked(self, target: bytes) -> Node:
         """Return the file that a hard link leads to: one of this layer, or a copy of one of those below."""
@@ -200,14 +233,14 @@ class Tree:
             node, through = self._there(parts)
             if node is None and through is None:
                 if self._below is None:
-                    raise LinksBelow(missing)
-                found = self._below.find(parts)
-                if found is None:
+                    raise Incomplete(missing)
+                below = self._below.find(parts)
+                if below is None:
                     raise BadLayer(f"{missing} or in those below")
-                if isinstance(found, File):
-                    node = self._copy(found)
+                if isinstance(below, File):
+                    node = self._copy(below)
                 else:
-                    through = found
+                    through = below
             if node is not None:
                 if node.whiteout:
                     raise BadLayer(missing)
@@ -269,7 +302,7 @@ class Tree:
         """Return the directory to which a path leads; what is missing of it is made."""
         if self._last is not None and self._last[0] == parts:
             return self._last[1]
-        way = [self.root]
+        way, names = [self.root], [b""]
         todo, links, steps = parts[::-1], 0, 0
         while todo:
             part = todo.pop()
@@ -277,7 +310,7 @@ class Tree:
             if steps > _MAX_STEPS:
                 raise BadLayer("the symbolic links in its path make it too long")
             if part == b"..":  # in a symbolic link's target
-                way = way[:-1] or way
+                way, names = way[:-1] or way, names[:-1] or names
                 continue
             node = _children(way[-1]).get(part)
             if node is not None and stat.S_ISLNK(node.mode):
@@ -286,27 +319,32 @@ class Tree:
                 if links > _MAX_LINKS:
                     raise BadLayer("there are too many symbolic links in its path")
                 if node.content.startswith(b"/"):
-                    way = [self.root]
+                    way, names = [self.root], [b""]
                 todo += [p for p in node.content.split(b"/")[::-1] if p not in (b"", b".")]
                 continue
             if node is None or node.whiteout:
-                node = self._missing(way[-1], part, node is not None, make)
+                node = self._missing(way[-1], [*names[1:], part], node is not None, make)
             if node.children is None:
                 raise BadLayer(f"{quoted(part)} in its path is no directory")
             way.append(node)
+            names.append(part)
             if len(way) > self._limits.depth:
                 raise BadLayer(f"it is over {self._limits.depth} directories deep")
         self._last = parts, way[-1]
         return way[-1]
 
-    def _missing(self, parent: Node, name: bytes, removed: bool, make: bool) -> Node:
+    def _missing(self, parent: Node, path: list[bytes], removed: bool, make: bool) -> Node:
+        """Make a directory that has no entry so far. :param removed: an entry has removed what was there."""
         if not make:
             raise BadLayer("there is no such directory")
-        node = _directory()
+        node, name = _directory(), path[-1]
         if name.startswith(_WHITEOUT):
             raise BadLayer(f"{quoted(name)} in its path is no directory's name")
         if removed:
             self._make_opaque(node)
+        else:
+            self._implied[node] = path
+            self.hold(_OVERHEAD + 8 * len(path))
         self._put(parent, name, node)
         return node
 

@@ -55,17 +55,18 @@ def format_said(name: str) -> DiskFormat | None:
     return next((its for suffix, its in _SUFFIXES.items() if lowered.endswith(suffix)), None)
 
 
-def format_of(head: bytes, said: DiskFormat | None) -> DiskFormat:
+def format_of(head: bytes, declared: DiskFormat | None) -> DiskFormat:
     """Return the format of a disk that begins with `head`, of up to HEAD_BYTES.
 
-    :param said: what is said of it: raw counts whatever the bytes are, as a guest may have written them.
-    :raise BadDisk: it is in a format that can't be used, or not in the one that is said.
+    :param declared: by its name or a configuration: raw counts whatever the bytes are, as a guest may have
+        written them.
+    :raise BadDisk: it is in a format that can't be used, or not in the declared one.
     """
-    if said is DiskFormat.RAW:
-        return said
+    if declared is DiskFormat.RAW:
+        return declared
     actual = _marked(head)
-    if said is not None and actual is not said:
-        raise BadDisk(f"it is said to be {said.value}, and its content is none")
+    if declared is not None and actual is not declared:
+        raise BadDisk(f"it is said to be {declared.value}, and its content is none")
     if actual is DiskFormat.RAW:
         _refuse_foreign(head)
     return actual

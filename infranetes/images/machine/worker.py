@@ -57,10 +57,10 @@ def work(order: Order) -> Answer:
     )
 
 
-def opened(disk: int, said: DiskFormat | None, limits: DiskLimits) -> tuple[DiskFormat, Readable]:
+def opened(disk: int, declared: DiskFormat | None, limits: DiskLimits) -> tuple[DiskFormat, Readable]:
     """Return a disk's format and its content. :raise BadDisk: it can't be used."""
     file = RawFile(disk)
-    kind = format_of(file.read(0, HEAD_BYTES), said)
+    kind = format_of(file.read(0, HEAD_BYTES), declared)
     content = Qcow2(file) if kind is DiskFormat.QCOW2 else file
     if content.size > limits.virtual_bytes:
         raise BadDisk(

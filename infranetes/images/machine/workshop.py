@@ -99,10 +99,10 @@ class Workshop:
                 raise full(error, target.parent) from None
             raise
 
-    async def look(self, file: Path, said: DiskFormat | None, what: str) -> Answer:
+    async def look(self, file: Path, declared: DiskFormat | None, what: str) -> Answer:
         """Look at a file that is a disk, and is not compressed. Raises as `make`."""
         async with self._open([file]) as (descriptor,):
-            order = attrs.evolve(self._order(said), file=descriptor, keep=True)
+            order = attrs.evolve(self._order(declared), file=descriptor, keep=True)
             answer = await self._work(order, what)
         await self._look(file, answer, what)
         return answer

@@ -22,7 +22,7 @@ from twisted.logger import Logger
 from infranetes.machines.agent import limits
 from infranetes_common import cri_log
 from infranetes_common.errors import InfranetesError, InvalidArgument
-from infranetes_common.wire import vmserver
+from infranetes_common.wire import cri, vmserver
 from infranetes_common.wire.descriptors import is_repeated
 from txgrpc import Code, GrpcError, StreamCall
 from txgrpc.turns import Turns
@@ -137,6 +137,24 @@ def checked_state(id: str, state: vmserver.ContainerState) -> vmserver.Container
             f"its agent was asked about container {id} and answered about {state.id[:64]!r}"
         )
     return clamped(state)
+
+
+def checked_held(answer: vmserver.HoldResponse) -> list[str]:
+    """Return the ids of held containers. :raise InvalidArgument: one is invalid, or there twice."""
+    ids = [checked_id(each) for each in answer.containers]
+    if len(set(ids)) != len(ids):
+        raise InvalidArgument("its agent reported a container that it holds twice")
+    return ids
+
+
+def checked_adopted(id: str, state: vmserver.ContainerState) -> vmserver.ContainerState:
+    """Return the clamped state of a container that was adopted as `id`.
+
+    :raise InvalidArgument: it is another container's, or one that is not CREATED or later."""
+    state = checked_state(id, state)
+    if state.state not in (cri.CONTAINER_CREATED, cri.CONTAINER_RUNNING, cri.CONTAINER_EXITED):
+        raise InvalidArgument(f"its agent reported an adopted container {id} in the state {state.state}")
+    return state
 
 
 def checked_event(event: vmserver.WatchEvent) -> vmserver.WatchEvent:

@@ -17,6 +17,7 @@ from infranetes.machines.agent.calls import CHUNK_BYTES, PortForwardStream, Sess
 from infranetes.machines.agent.clock import ClockClient
 from infranetes.machines.agent.disks import DiskClient
 from infranetes.machines.agent.firewall import FirewallClient
+from infranetes.machines.agent.keeping import KeepClient
 from infranetes.machines.agent.layers import LayerClient
 from infranetes.machines.agent.marked import marked_endpoint
 from infranetes.machines.agent.nfs import NfsClient
@@ -26,14 +27,17 @@ from infranetes.machines.agent.shell import ShellClient
 from infranetes.machines.agent.size import SizeClient
 from infranetes.machines.agent.volumes import VolumeClient
 from infranetes.machines.interface import CALL_SECONDS, Connect, IAgent
+from infranetes.machines.sleeping import SleepGate
 from infranetes.tracing.agent_calls import observe
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri, vmserver
 from txgrpc import Channel, GrpcError
 from txgrpc.channel import Backoff
+from txgrpc.observer import Observer
 
 CONNECT_SECONDS = 10.0
+ASLEEP_SECONDS = 1e9  # a connection to a VM that sleeps waits for it; endpoints have deadlines of their own
 #: Each pause is over before whoever waits for an agent that starts (`PodMachine`) asks again.
 RECONNECT = Backoff(first=0.02, factor=1.2, most=1.5)
 KEEPALIVE_SECONDS = 20.0
@@ -70,6 +74,7 @@ class AgentClient(
     SizeClient,
     ClockClient,
     ShellClient,
+    KeepClient,
 ):
     """The client of the agent in one sandbox's VM."""
 
@@ -209,11 +214,15 @@ async def _load_requests(
 
 
 def connector(
-    reactor: IReactor, authority: Authority, known_key: Callable[[str], str] = lambda _: ""
+    reactor: IReactor,
+    authority: Authority,
+    known_key: Callable[[str], str] = lambda _: "",
+    gate: SleepGate | None = None,
 ) -> Connect:
     """Make clients that speak with the VM of their sandbox alone, by mutual TLS if it is not by an endpoint.
 
-    :param known_key: the key (`authority.key_id`) that a sandbox's VM was last given a certificate for."""
+    :param known_key: the key (`authority.key_id`) that a sandbox's VM was last given a certificate for.
+    :param gate: where calls to VMs that sleep wait; None: none sleep."""
 
     def by_tls(sandbox_id: str, host: str, port: int) -> IStreamClientEndpoint:
         if not host or not 0 < port < 65536:
@@ -227,14 +236,20 @@ def connector(
         sandbox_id: str, host: str, port: int, endpoint: IStreamClientEndpoint | None = None
     ) -> AgentClient:
         endpoint = endpoint or by_tls(sandbox_id, host, port)
+        observer: Observer = observe
+        seconds = CONNECT_SECONDS * 2
+        if gate is not None:
+            endpoint, observer = gate.endpoint(sandbox_id, endpoint), gate.observer(sandbox_id, observe)
+            seconds = ASLEEP_SECONDS
         channel = Channel(
             reactor,
             endpoint,
+            connect_timeout=seconds,
             limits=limits.CHANNEL,
             keepalive=KEEPALIVE_SECONDS,
             backoff=RECONNECT,
             screen=AgentScreen(),
-            observer=observe,
+            observer=observer,
         )
         return AgentClient(sandbox_id, channel)
 

@@ -8,6 +8,7 @@
                   (or the agent sent more than an honest agent does)
     UNREACHABLE   the same for longer than `unreachable_after`              LIVE SILENT
     SILENT        the same for longer than `unknown_after`                  LIVE
+    ASLEEP        the VM sleeps, and nobody asks it                         UNTRIED
 
 Until a stream is SILENT, lists show what it reported last, without asking the agent: kubelet kills containers
 whose state is unknown, and a container that gets little CPU time, or whose network fails for a moment, has
@@ -51,6 +52,7 @@ class Reach(enum.Enum):
     TROUBLED = "troubled"
     UNREACHABLE = "unreachable"
     SILENT = "silent"
+    ASLEEP = "asleep"
 
 
 class TooMuch(ResourceExhausted):
@@ -124,6 +126,7 @@ class ContainerWatch:
         self._attempted = Notifier()
         self._runner: Deferred[None] | None = None
         self._stopped = False
+        self._paused = False
         self._changes = Allowance(CHANGES, CHANGES_PER_SECOND, clock.seconds())
         self._overdue: IDelayedCall | None = None  # turns TROUBLED into UNREACHABLE, then SILENT
 
@@ -135,13 +138,39 @@ class ContainerWatch:
     @property
     def unreachable(self) -> bool:
         """Whether callers should not wait for the agent."""
-        return self.reach in (Reach.UNREACHABLE, Reach.SILENT)
+        return self.reach in (Reach.UNREACHABLE, Reach.SILENT, Reach.ASLEEP)
 
     def start(self) -> None:
         """Open the stream, and reopen it after each loss. Idempotent."""
-        if self._runner is None and not self._stopped:
+        if self._runner is None and not self._over:
             self._runner = start(self._run())
             self._runner.addErrback(_unexpected)
+
+    @property
+    def _over(self) -> bool:
+        return self._stopped or self._paused
+
+    def pause(self) -> None:
+        """End the stream, as the VM sleeps: what was reported last counts. Idempotent."""
+        if self._over:
+            return
+        self._paused = True
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.cancel()
+        self._cancel_overdue()
+        self._lost_at = None
+        self.trouble = ""
+        self._become(Reach.ASLEEP)
+        self._attempted.notify()
+
+    def resume(self) -> None:
+        """Open the stream again, as the VM is awake. Idempotent."""
+        if self._paused and not self._stopped:
+            self._paused = False
+            self._worth_waiting = True
+            self._become(Reach.UNTRIED)
+            self.start()
 
     def stop(self) -> None:
         """End the stream. The listener is not called any more. Idempotent."""
@@ -166,7 +195,7 @@ class ContainerWatch:
     @property
     def worth_waiting(self) -> bool:
         """Whether the next snapshot may arrive soon: no caller has waited in vain since the loss."""
-        return self._worth_waiting and not self.live and not self._stopped
+        return self._worth_waiting and not self.live and not self._over
 
     def waited_in_vain(self) -> None:
         """Record that a caller has waited in vain, so that the next ones do not wait."""
@@ -174,13 +203,13 @@ class ContainerWatch:
 
     async def _run(self) -> None:
         pauses = backoff(FIRST_DELAY, LAST_DELAY)
-        while not self._stopped:
+        while not self._over:
             refused = False
             try:
                 await self._attempt()
                 self.trouble = "it ended the stream"
             except CancelledError:
-                if self._stopped:
+                if self._over:
                     return
                 self.trouble = f"no complete snapshot within {self._times.attempt:.0f} s"
             except Exception as error:
@@ -188,7 +217,7 @@ class ContainerWatch:
                 refused = isinstance(error, TooMuch) or (
                     isinstance(error, GrpcError) and error.code in _REFUSED
                 )
-            if self._stopped:
+            if self._over:
                 return
             was_live = self.live
             self._lost()
@@ -215,7 +244,7 @@ class ContainerWatch:
             late = self._clock.callLater(self._times.attempt, stream.cancel)
             self._listener.snapshot_requested()
             async for event in stream:
-                if self._stopped:
+                if self._over:
                     return
                 if not self._changes.spend(self._clock.seconds()):
                     raise TooMuch("its agent reported more changes than its containers can have")

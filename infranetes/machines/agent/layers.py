@@ -12,7 +12,7 @@ from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import vmserver
 
 LIST_SECONDS = 30.0
-MOUNT_SECONDS = 60.0  # time for disks to appear, and for 127 mounts in an emulated VM
+MOUNT_SECONDS = 60.0  # time for disks to appear, and for 200 mounts in an emulated VM
 PUT_SECONDS = 900.0  # time for a layer of several GB over a slow link; what has arrived is kept
 ADD_SECONDS = 300.0  # time to read all layers that were loaded before the VM booted
 

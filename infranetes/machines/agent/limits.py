@@ -25,6 +25,9 @@ MESSAGE_BYTES: Mapping[str, int] = {
     "RestoreMemory": 4 * KIB,
     "UseProcessors": 4 * KIB,
     "CorrectClock": 4 * KIB,
+    "Hold": 32 * KIB,
+    "Release": 4 * KIB,
+    "Adopt": 1 * MIB,
     "Watch": 256 * KIB,
     "CreateContainer": 256 * KIB,
     "StartContainer": 256 * KIB,
@@ -81,6 +84,8 @@ PURGES = 16  # containers without a record that are removed from one VM at a tim
 
 #: The most values that a repeated field may have in one message.
 COUNTS: Mapping[str, int] = {
+    "infranetes.vmserver.v1.HoldResponse.containers": CONTAINERS,
+    "infranetes.vmserver.v1.AdoptResponse.containers": CONTAINERS,
     "infranetes.vmserver.v1.ListContainersResponse.containers": CONTAINERS,
     "infranetes.vmserver.v1.StatsResponse.containers": CONTAINERS,
     "infranetes.vmserver.v1.InfoResponse.huge_page_sizes": 16,

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 
+from infranetes.machines.keeping import Adoption, Hook
 from infranetes.providers.interface import MemoryRange
 from infranetes_common.errors import NotOffered
 from infranetes_common.nfs import NfsMount
 from infranetes_common.pod_firewall import PodFirewall
-from infranetes_common.wire import vmserver
+from infranetes_common.wire import cri, vmserver
 
 
 class NotOfferedCalls:
@@ -70,6 +71,24 @@ class NotOfferedCalls:
         self, image_id: str, configuration: bytes, disks: Sequence[vmserver.LayerDisk] = ()
     ) -> None:
         raise self._not_offered("takes containers' images")
+
+    async def hold(
+        self,
+        hooks: Mapping[str, Hook],
+        volumes: Collection[str],
+        *,
+        keep_secrets: bool = False,
+        seconds: float = 0,
+    ) -> list[str]:
+        raise self._not_offered("holds its containers while it is kept")
+
+    async def release(self) -> None:
+        raise self._not_offered("holds its containers while it is kept")
+
+    async def adopt(
+        self, containers: Sequence[Adoption], volumes: Mapping[str, str], sandbox: cri.PodSandboxConfig
+    ) -> list[vmserver.ContainerState]:
+        raise self._not_offered("takes over containers that were kept")
 
     async def correct_clock(self, steady: int, earliest: int, latest: int) -> None:
         raise self._not_offered("corrects its clock")

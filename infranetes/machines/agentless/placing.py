@@ -140,7 +140,7 @@ def check(result: vmserver.ExecSyncResponse, directory: str) -> None:
 
 def _fail(directory: str, why: str) -> NoReturn:
     message = f"files can't be brought to {directory} of the guest: {why or 'no reason given'}"
-    if "No space left" in why or "quota" in why:
+    if "No space left" in why or "quota exceeded" in why.lower():
         raise ResourceExhausted(message)
     if "not found" in why or "No such file or directory" in why:
         raise NotOffered(f"{message}; that needs a shell, tar and find in the guest")

@@ -113,6 +113,7 @@ class Containers:
         container = self.lookup(id)
         if container.state not in ALIVE:
             raise FailedPrecondition(f"container {container.id} has ended: its resources can't be changed")
+        await self._node.features.needed(container.sandbox)
         agent = container.sandbox.agent()
         await shielded(repin(self._node.inventory, container, resources))
         resources = cpusets.without(resources)

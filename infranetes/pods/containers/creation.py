@@ -119,7 +119,9 @@ class ContainerCreation:
             config = node_files.with_image_ids(config, mounted)
             asked = sandbox.agent()
             config = await self._node.features.prepare(container, config)
-            report = await sandbox.agent().create(container.id, image.id, config, sandbox.config)
+            report = await self._node.features.adopted(container, config)
+            if report is None:
+                report = await sandbox.agent().create(container.id, image.id, config, sandbox.config)
             created = container.record.to(
                 ContainerState.CREATED, created_at=report.created_at or container.record.created_at
             )

@@ -66,13 +66,16 @@ async def _start(node: NodeContext, container: Container, agent: IAgent) -> None
     container.requested_at = node.clock.seconds()
     try:
         await node.features.before_start(container)
-        if container.state is ContainerState.CREATED:
+        first = container.state is ContainerState.CREATED
+        if first:
             await node.store.put_container(container.record.to(ContainerState.STARTING))
             if container.state is ContainerState.CREATED:
                 container.record = container.record.to(ContainerState.STARTING)
         if container.state is not ContainerState.STARTING:
             raise FailedPrecondition(f"container {container.id} {_why_not_startable(container)}")
         try:
+            if first:
+                await node.logs.prepare(container)
             report = await agent.start(container.id)
         except InfranetesError as error:
             if not _may_have_reached_the_agent(error):

@@ -19,6 +19,7 @@ from infranetes.providers.annotations import (
     NETWORKS,
     PREFIX,
     TABLE,
+    TENANT,
     read,
 )
 from infranetes.providers.interface import Size
@@ -38,7 +39,11 @@ ALL = "*"
 _NAME = re.compile("[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 NAME_WORDS = "a RuntimeClass's handler has up to 63 of a-z, 0-9 and -, and no - at either end"
 # The annotations that a handler sets by keys of its own.
-_BY_KEYS = {PREFIX + CONTAINERS: "contprovider", PREFIX + NETWORK.name: "network"}
+_BY_KEYS = {
+    PREFIX + CONTAINERS: "contprovider",
+    PREFIX + NETWORK.name: "network",
+    PREFIX + TENANT.name: "tenant",
+}
 # Annotations that don't concern how a VM is made, which a handler can't set.
 _NOT_SET = {
     name
@@ -62,6 +67,7 @@ class HandlerConfig:
     """The settings for pods of a RuntimeClass with this handler. Empty or 0: the node's own."""
 
     provider: str = ""  # of their VMs
+    tenant: str = ""  # of the provider
     images: str = attrs.field(default="", validator=in_(("", *KINDS)))  # the kind of pod
     contprovider: str = attrs.field(default="", validator=in_(("", *CONTAINER_PROVIDERS)))
     network: str = attrs.field(default="", validator=in_(("", *NETWORKS, CNI)))

@@ -18,6 +18,7 @@ from infranetes.providers.annotations import network
 from infranetes.providers.annotations import read as read_annotations
 from infranetes.providers.hypervisor import IBootsGuests, IBootsImages
 from infranetes.providers.interface import Size
+from infranetes.providers.tenants import Tenants, side_name, split
 from infranetes.providers.virtlet import translated
 from infranetes_common.errors import InvalidArgument
 
@@ -76,7 +77,9 @@ class Handler:
 
     :ivar kind: the kind of its pods, one of KINDS. :ivar contprovider: the ContainerProvider of pods that
         choose none; "": the node's for this kind. :ivar network: one of NETWORKS; "": the node's.
-    :ivar size: the size of a VM whose pod asks for none. :ivar pool: VMs that only its pods may have.
+    :ivar size: the size of a VM whose pod asks for none.
+    :ivar pool: VMs that only its pods may have.
+    :ivar tenant: the tenant of its pods; "": each pod's namespace or annotation tells, if it is of any.
     """
 
     name: str
@@ -87,13 +90,19 @@ class Handler:
     size: Size = attrs.field(factory=Size)
     annotations: AnnotationRule = AnnotationRule()
     pool: Pool | None = None
+    tenant: str = ""
 
-    def sized(self, asked: Size) -> Size:
+    @property
+    def provider(self) -> str:
+        """The name of the provider, of which `side` may be a tenant."""
+        return split(self.side.name)[0]
+
+    def sized(self, size: Size) -> Size:
         """Return the size of the VM of a pod that asks for this size: what it leaves out is the handler's."""
         return attrs.evolve(
-            asked,
-            cpu_millis=asked.cpu_millis or self.size.cpu_millis,
-            memory_bytes=asked.memory_bytes or self.size.memory_bytes,
+            size,
+            cpu_millis=size.cpu_millis or self.size.cpu_millis,
+            memory_bytes=size.memory_bytes or self.size.memory_bytes,
         )
 
     def check_annotations(self, annotations: Mapping[str, str]) -> None:
@@ -139,18 +148,31 @@ class Handlers:
     """The runtime handlers of the node.
 
     :ivar by_name: the handlers; "": the node's own.
+    :ivar tenants: those of each provider, by its name.
     :ivar image_source: where pods are of several kinds, returns the source of an image: the name of its kind
         or, for a machine image, of its provider; None: all pods are of one kind."""
 
     def __init__(self, own: Handler, providers: Providers, pools: Pools) -> None:
         self.by_name = {"": own}
         self.image_source: Callable[[str], str] | None = None
+        self.tenants: Mapping[str, Tenants] = {}
         self._providers = providers
         self._pools = pools
 
     def named(self, name: str) -> Handler:
         """Return the runtime handler of this name, or the node's own if it is no longer configured."""
         return self.by_name.get(name) or self.by_name[""]
+
+    def chosen(self, name: str, namespace: str, annotations: Mapping[str, str]) -> Handler:
+        """Return the runtime handler of this name as it is for a new pod: that of the pod's tenant.
+
+        :raise InvalidArgument: the pod may not be of the tenant that it would be of."""
+        handler = self.named(name)
+        tenants = self.tenants.get(handler.provider) or Tenants(handler.provider)
+        side_of = side_name(handler.provider, tenants.choose(namespace, handler.tenant, annotations))
+        if side_of == handler.side.name:
+            return handler
+        return attrs.evolve(handler, side=self._providers.by_name[side_of], pool=None)
 
     def of(self, record: SandboxRecord) -> Handler:
         """Return the sandbox's handler as it was when the sandbox was made."""
@@ -172,11 +194,11 @@ class Handlers:
         if self.image_source is None:
             return
         source = self.image_source(image.id)
-        fitting = {handler.side.name} if handler.kind == MACHINE else {handler.kind}
+        fitting = {handler.provider} if handler.kind == MACHINE else {handler.kind}
         if handler.kind == MACHINE and IBootsImages.providedBy(handler.side.provider):
             fitting.add(DOCKER)  # images of registries may hold a machine's disk
         if source not in fitting:
-            where = f" of provider {handler.side.name}" if handler.kind == MACHINE else ""
+            where = f" of provider {handler.provider}" if handler.kind == MACHINE else ""
             raise InvalidArgument(
                 f"image {image.id} is one of {source}, and pods of handler {handler.name!r} "
                 f"are made of {_WORDS[handler.kind]}{where}: name another image, or another RuntimeClass"

@@ -5,13 +5,14 @@ A feature derives from `PodFeature` and implements the hooks that concern it; th
 features in order. What later features rely on comes first: they are called in that order while a pod comes to
 life, and backwards while it ends. In the order of a pod's life:
 
-    RunPodSandbox      check  zone  before_launch  attachment  connected  live  answered  ready
-    CreateContainer    before_create  prepare, and release if it fails
+    RunPodSandbox      check  start_from  zone  before_launch  attachment  connected  live  answered  ready
+    CreateContainer    before_create  prepare  adopted, and release if it fails
     StartContainer     before_start
     ExecSync           caught_up
+    a pod is kept      volumes_of  hold_still  go_on
     a container ends   collect, or unwritten if its agent can't be asked
     RemoveContainer    release
-    the VM             interrupted  lost  live (again, perhaps after a reboot)
+    the VM             needed  interrupted  lost  live (again, perhaps after a reboot)
     StopPodSandbox     stopping  disconnected  address_released  vm_destroyed
     a launch fails               disconnected  address_released  vm_destroyed
     the daemon         load  resume  sweep  stop
@@ -21,8 +22,9 @@ A hook that fails fails the call that it is part of, unless its docstring says o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -31,7 +33,7 @@ from infranetes.pods.store.records import Contents
 from infranetes.providers.interface import Attachment
 from infranetes_common.concurrency import Work, settled
 from infranetes_common.errors import InfranetesError
-from infranetes_common.wire import cri
+from infranetes_common.wire import cri, vmserver
 
 if TYPE_CHECKING:
     from infranetes.pods.node.handlers import Handler
@@ -55,6 +57,14 @@ class PodFeature:
         """Check that a pod can have what it asks for. There is no record of it yet.
 
         :raise InfranetesError: it can't; the message says what to do."""
+
+    async def start_from(self, sandbox: Sandbox) -> Path | None:
+        """Return the directory of the kept state that the VM starts from; None: it starts from none.
+
+        Asked again, also by the next daemon, it is the same as long as there is a VM or one is asked for.
+
+        :raise InfranetesError: the pod can't start from what it asks for."""
+        return None
 
     async def zone(self, sandbox: Sandbox) -> str:
         """Return the zone that the VM has to be in; "": any.
@@ -87,11 +97,37 @@ class PodFeature:
 
         The features are called beside each other. Failures are logged. Cancelled when it happens again."""
 
+    async def needed(self, sandbox: Sandbox) -> None:
+        """Wait until the VM executes: something of it is to be changed, or kept.
+
+        :raise InfranetesError: it does not."""
+
     def interrupted(self, sandbox: Sandbox, reason: str) -> None:
         """Called when the cloud has announced that it will take the VM away."""
 
     def lost(self, sandbox: Sandbox) -> None:
         """Called when the VM of a READY sandbox is gone."""
+
+    # ---- a sandbox is kept: see `infranetes.pods.keeping`
+
+    async def volumes_of(self, container: Container) -> Mapping[str, str]:
+        """Return the ids of a container's volumes in the VM, by where they are mounted in the container.
+
+        The volumes of one that is still to be created may not be there yet.
+
+        :raise FailedPrecondition: pods with such a volume can't be kept."""
+        return {}
+
+    async def hold_still(self, sandbox: Sandbox) -> Collection[str]:
+        """Change nothing in the VM until `go_on`.
+
+        Return the ids of volumes in its memory that `go_on` brings again, so that they may be emptied."""
+        return ()
+
+    async def go_on(self, sandbox: Sandbox) -> None:
+        """Bring again what may have been emptied.
+
+        Called after `hold_still`, also when that has failed, or by the daemon after one that was killed."""
 
     # ---- a sandbox ends
 
@@ -122,6 +158,14 @@ class PodFeature:
 
         `release` undoes this, also when it has failed."""
         return config
+
+    async def adopted(
+        self, container: Container, config: cri.ContainerConfig
+    ) -> vmserver.ContainerState | None:
+        """Have the container be one that the VM has already; None: it is to be created.
+
+        :param config: as all features have prepared it."""
+        return None
 
     async def before_start(self, container: Container) -> None:
         """Wait until the container may be started."""
@@ -180,6 +224,13 @@ class Features:
         for feature in self:
             feature.check(handler, config)
 
+    async def start_from(self, sandbox: Sandbox) -> Path | None:
+        """Return the first state that a feature names; None: none does."""
+        for feature in self:
+            if (kept := await feature.start_from(sandbox)) is not None:
+                return kept
+        return None
+
     async def zone(self, sandbox: Sandbox) -> str:
         """Return the first zone that a feature names; "": none does."""
         for feature in self:
@@ -219,6 +270,10 @@ class Features:
                 words = "if the VM of sandbox {sandbox} has rebooted, it may lack {feature}"
                 _log_failure(words, failure, feature=feature.name, sandbox=sandbox.id)
 
+    async def needed(self, sandbox: Sandbox) -> None:
+        for feature in self:
+            await feature.needed(sandbox)
+
     def interrupted(self, sandbox: Sandbox, reason: str) -> None:
         for feature in self:
             feature.interrupted(sandbox, reason)
@@ -226,6 +281,18 @@ class Features:
     def lost(self, sandbox: Sandbox) -> None:
         for feature in reversed(self):
             feature.lost(sandbox)
+
+    # ---- a sandbox is kept
+
+    async def volumes_of(self, container: Container) -> dict[str, str]:
+        return {path: id for feature in self for path, id in (await feature.volumes_of(container)).items()}
+
+    async def hold_still(self, sandbox: Sandbox) -> set[str]:
+        return {id for feature in self for id in await feature.hold_still(sandbox)}
+
+    async def go_on(self, sandbox: Sandbox) -> None:
+        """Call every feature, also after one has failed. :raise InfranetesError: the first one's failure."""
+        await _all(feature.go_on(sandbox) for feature in reversed(self))
 
     # ---- a sandbox ends
 
@@ -245,14 +312,7 @@ class Features:
         """Call every feature, also after one has failed.
 
         :raise InfranetesError: the first one's failure."""
-        errors: list[InfranetesError] = []
-        for feature in reversed(self):
-            try:
-                await feature.vm_destroyed(sandbox)
-            except InfranetesError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        await _all(feature.vm_destroyed(sandbox) for feature in reversed(self))
 
     # ---- containers
 
@@ -264,6 +324,15 @@ class Features:
         for feature in self:
             config = await feature.prepare(container, config)
         return config
+
+    async def adopted(
+        self, container: Container, config: cri.ContainerConfig
+    ) -> vmserver.ContainerState | None:
+        """Return the first state that a feature has; None: none has one."""
+        for feature in self:
+            if (state := await feature.adopted(container, config)) is not None:
+                return state
+        return None
 
     async def before_start(self, container: Container) -> None:
         for feature in self:
@@ -311,6 +380,18 @@ class Features:
         """Wait until the hooks of all features have ended; return the features whose hook has failed."""
         outcomes: list[Failure | None] = await settled(hooks)
         return [(feature, outcome) for feature, outcome in zip(self, outcomes, strict=True) if outcome]
+
+
+async def _all(hooks: Iterable[Coroutine[Any, Any, None]]) -> None:  # Any: what a coroutine yields
+    """Do all, one after the other. :raise InfranetesError: the first one's failure, at the end."""
+    errors: list[InfranetesError] = []
+    for hook in hooks:
+        try:
+            await hook
+        except InfranetesError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _log_failure(words: str, failure: Failure, feature: str, sandbox: str = "") -> None:

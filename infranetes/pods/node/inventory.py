@@ -53,6 +53,7 @@ class Container:
     :ivar events: notified of each change of the container's state.
     :ivar reported: the last state that the agent reported; None before the first report.
     :ivar cache: messages of the CRI made from the record, by the callers' own keys.
+    :ivar adopts: whether it takes the place, with its volumes, of one that its VM had when that was kept.
     :ivar being_created: whether its creation is under way in this process, and will settle its record.
     :ivar starting: happens when the start that is under way in this process is over; None: there is none.
     :ivar start_unconfirmed: whether the answer to an earlier start was lost, so that it may be running.
@@ -77,6 +78,7 @@ class Container:
         self.reported: vmserver.ContainerState | None = None
         self.log_position = log
         self.pump: Pump | None = None
+        self.adopts = False
         self.being_created = False
         self.starting: Event[None] | None = None
         self.start_unconfirmed = record.state is ContainerState.STARTING
@@ -143,6 +145,7 @@ class Sandbox:
     :ivar asked_until: the time of the clock until which the last call that asked for its VM or a container
         waits; 0: it does not say.
     :ivar awaited_until: the time of the clock until which calls wait for its stop.
+    :ivar asleep: the figures that it had when it fell asleep; None: it is awake.
     :ivar failure: why its last launch, boot or stop failed; "": it did not, or a later one succeeded.
     :ivar interrupted: the reason why the cloud will take its VM away; "": none is known. An interrupted
         sandbox is shown as not ready and gets no more containers. Its agent reports this to each daemon.
@@ -165,6 +168,7 @@ class Sandbox:
         self.zone: str | None = None
         self.events = Events()  # the inventory's, once it is in one
         self.interrupted = ""
+        self.asleep: vmserver.StatsResponse | None = None
         self.asked_until = 0.0
         self.awaited_until = 0.0
         self.pinned: tuple[str, str] | None = None

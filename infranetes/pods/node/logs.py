@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable
 from pathlib import Path
 
@@ -12,13 +13,19 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.logs import Checkpoint, ContainerLog, stop_all
+from infranetes.logs import Checkpoint, ContainerLog, make_file, stop_all
 from infranetes.pods.node.inventory import Container
 from infranetes.pods.store.records import LogPosition
 from infranetes.pods.store.states import ContainerState
 from infranetes.pods.store.store import Store
 from infranetes_common.concurrency import Event, Flight, start, within
-from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, Unavailable
+from infranetes_common.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    ResourceExhausted,
+    Unavailable,
+)
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver
 
@@ -56,6 +63,19 @@ class Logs:
         path = log_file(container)
         if path is not None and (position is None or not position.done):
             container.pump = Pump(self._reactor, self._store, container, path)
+
+    async def prepare(self, container: Container) -> None:
+        """Make the log file of a container that has not run yet.
+
+        A full disk, and one that does not answer, hold up no container: the file is tried again when it runs.
+
+        :raise FailedPrecondition: there can be no file at its path."""
+        path = log_file(container)
+        if path is None:
+            return
+        with contextlib.suppress(DeadlineExceeded, ResourceExhausted):
+            making = start(make_file(self._reactor, path))
+            await within(self._reactor, OPEN_SECONDS, making, "the log file")
 
     async def wait_until_open(self, container: Container) -> None:
         """Wait until the log file exists: the client that started the container looks for it at once.

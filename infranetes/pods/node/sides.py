@@ -93,6 +93,7 @@ class ProviderSide:
     :ivar trouble: why no VM can be launched or destroyed; "": they can be.
     :ivar starts: the starts of its pods that are under way, and those that wait.
     :ivar orphans: the ids of its instances that had no record in the last pass.
+    :ivar next_list: when a pass lists its instances again, by the node's clock.
     :ivar overlay: gives its pods addresses of the pods' network; None: its VMs need none of these.
     :ivar node_services: translates the addresses of Services for its VMs without our agent; None: nothing
         does.
@@ -106,6 +107,7 @@ class ProviderSide:
         self.trouble = "the daemon is starting"
         self.starts = Starts(node.clock, self._starts_at_once)
         self.orphans: set[str] = set()
+        self.next_list = 0.0
         self.overlay: Overlay | None = None
         self.node_services: NodeServices | None = None
         self.gets_subnet = True

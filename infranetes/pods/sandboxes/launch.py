@@ -20,6 +20,7 @@ from infranetes.pods.vm import node_names
 from infranetes.pods.vm.agent_events import connect
 from infranetes.pods.vm.container_providers import container_provider
 from infranetes.pods.vm.vm_request import vm_request
+from infranetes.providers.interface import InstanceState
 from infranetes.providers.machine_images import GuestBoot, ImageBoot
 from infranetes.tracing.spans import step
 from infranetes_common.concurrency import shielded, within
@@ -45,7 +46,7 @@ async def launch(node: NodeContext, sandbox: Sandbox, undo: Undo, prepare: Prepa
     :param prepare: for a BOOTING sandbox.
     :raise InfranetesError: a step failed."""
     what = "boot" if sandbox.state is SandboxState.BOOTING else "launch"
-    began = _Began(node.now(), LaunchKind.CLAIMED if sandbox.record.agent_host else LaunchKind.NEW)
+    began = _Began(node.now(), _kind(sandbox))
     try:
         with step(what):
             await _make_ready(node, sandbox, prepare)
@@ -66,6 +67,14 @@ async def launch(node: NodeContext, sandbox: Sandbox, undo: Undo, prepare: Prepa
         raise
     sandbox.failure = ""
     _tell(node, sandbox, began)
+
+
+def _kind(sandbox: Sandbox) -> LaunchKind:
+    if sandbox.record.agent_host:
+        return LaunchKind.CLAIMED
+    instance = sandbox.instance
+    stopped = instance is not None and instance.state is InstanceState.STOPPED
+    return LaunchKind.STARTED if stopped else LaunchKind.NEW
 
 
 @attrs.frozen
@@ -108,7 +117,8 @@ async def _make_ready(node: NodeContext, sandbox: Sandbox, prepare: Prepare | No
     has_vm = bool(sandbox.record.agent_host)  # claimed from the pool, or launched by an earlier daemon
     handler = node.handlers.of(sandbox.record)
     request = await vm_request(handler, node.features, sandbox, has_vm=has_vm, boot=boot)
-    up = await sandbox.machine.bring_up(request, deadline, partial(connect, node, sandbox))
+    kept = None if has_vm else await node.features.start_from(sandbox)
+    up = await sandbox.machine.bring_up(request, deadline, partial(connect, node, sandbox), kept)
     watch = sandbox.watch
     assert sandbox.client is not None and watch is not None
     with timeline.step("the VM is made the pod's", launch=LaunchStep.CONFIGURE):

@@ -21,6 +21,7 @@ from infranetes.machines.ids import new_id
 from infranetes.machines.timeline import bounded
 from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.handler_config import MACHINE
+from infranetes.pods.node.handlers import Handler
 from infranetes.pods.node.inventory import Sandbox, sandbox_name
 from infranetes.pods.node.logs import LONGEST_SECONDS
 from infranetes.pods.node.sides import ProviderSide
@@ -68,13 +69,15 @@ class Sandboxes:
         blob = config.SerializeToString(deterministic=True)
         sandbox = self._node.inventory.named(name)
         if sandbox is None:
-            handler = self._node.handlers.named(runtime_handler)
+            handler = self._node.handlers.chosen(
+                runtime_handler, config.metadata.namespace, config.annotations
+            )
             handler.side.check_ready()
             handler.check_annotations(config.annotations)
             check_container_provider(config, handler)
             check_user_namespace(self._node.contprovider, config, handler)
             self._node.features.check(handler, config)
-            sandbox = self._begin(name, config, blob, runtime_handler, until)
+            sandbox = self._begin(name, config, blob, handler, runtime_handler, until)
         else:
             self._check_same(sandbox, blob, runtime_handler)
         self._cancel_desertion(sandbox)
@@ -176,9 +179,14 @@ class Sandboxes:
     # ---- launching
 
     def _begin(
-        self, name: str, config: cri.PodSandboxConfig, blob: bytes, runtime_handler: str, until: float
+        self,
+        name: str,
+        config: cri.PodSandboxConfig,
+        blob: bytes,
+        handler: Handler,
+        runtime_handler: str,
+        until: float,
     ) -> Sandbox:
-        handler = self._node.handlers.named(runtime_handler)
         sandbox = Sandbox(
             SandboxRecord(
                 id=new_id(),
@@ -251,12 +259,14 @@ class Sandboxes:
         sandbox.record = attrs.evolve(
             sandbox.record, cpu_millis=size.cpu_millis, memory_bytes=size.memory_bytes
         )
-        if sandbox.state is SandboxState.LAUNCHING:
+        if sandbox.state is SandboxState.LAUNCHING and await self._node.features.start_from(sandbox) is None:
             pool = self._node.handlers.pool_for(handler)
             size, take_over = handler.sized(size), partial(adopt, self._node.inventory, sandbox)
             zone = await zone_for(self._node.features, sandbox)
             if pool and await pool.claim(size, config.annotations, take_over, zone):
-                sandbox.timeline.note("the pod has a VM of the pool", sandbox.record.instance_id)
+                has = sandbox.record.instance_id
+                words = "the pod has a VM of the pool" if has else "the pod has a stopped VM of the pool"
+                sandbox.timeline.note(words, has)
                 return
         await self._node.store.put_sandbox(sandbox.record)
 

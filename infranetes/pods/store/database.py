@@ -254,16 +254,20 @@ def update_pool(record: PoolRecord) -> Write:
 def claim(record: SandboxRecord) -> Write:
     """Return a write that makes the pool's VM with the record's id the sandbox's.
 
-    It fails with FailedPrecondition if the pool has no idle VM with that id, token, instance and provider."""
+    It fails with FailedPrecondition if the pool has no idle VM with that id, token, instance and provider; if
+    the record has no instance, no stopped one with that id, token and provider."""
     insert = put("sandboxes", record)
+    state = PoolState.IDLE if record.instance_id else PoolState.STOPPED
 
     def write(connection: sqlite3.Connection) -> None:
         taken = connection.execute(
-            "DELETE FROM pool WHERE id = ? AND token = ? AND instance_id = ? AND state = ? AND provider = ?",
-            (record.id, record.token, record.instance_id, PoolState.IDLE.value, record.provider),
+            "DELETE FROM pool WHERE id = ? AND token = ? AND provider = ? AND state = ? "
+            "AND ? IN ('', instance_id)",
+            (record.id, record.token, record.provider, state.value, record.instance_id),
         )
         if taken.rowcount != 1:
-            raise FailedPrecondition(f"the pool has no idle VM {record.instance_id}: it was claimed before")
+            name = record.instance_id or record.id
+            raise FailedPrecondition(f"the pool has no {state.value} VM {name}: it was claimed before")
         insert(connection)
 
     return write
@@ -286,6 +290,11 @@ def put_attachment(record: AttachmentRecord) -> Write:
     places = ", ".join("?" * len(_ATTACHMENT_COLUMNS))
     sql = f"INSERT OR REPLACE INTO attachments ({names}) VALUES ({places})"  # noqa: S608 - names are ours
     return _execute(sql, attrs.astuple(record))
+
+
+def delete_setting(name: str) -> Write:
+    """Return a write that deletes one setting, if there is one."""
+    return _execute("DELETE FROM settings WHERE name = ?", (name,))
 
 
 def put_setting(name: str, value: str) -> Write:

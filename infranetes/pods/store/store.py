@@ -81,7 +81,7 @@ class Store:
         return self._write(database.delete("pool", id))
 
     def claim(self, record: SandboxRecord) -> Deferred[None]:
-        """Make an idle VM of the pool a sandbox's, in one commit.
+        """Make an idle or stopped VM of the pool a sandbox's, in one commit.
 
         :raise FailedPrecondition: the pool no longer has the VM: it was claimed before."""
         return self._write(database.claim(record))
@@ -109,6 +109,10 @@ class Store:
     def put_setting(self, name: str, value: str) -> Deferred[None]:
         """Save a setting, in place of any with its name."""
         return self._write(database.put_setting(name, value))
+
+    def delete_setting(self, name: str) -> Deferred[None]:
+        """Delete a setting. Idempotent."""
+        return self._write(database.delete_setting(name))
 
     def close(self) -> Deferred[None]:
         """Do the pending writes, then close the file and end the thread. Idempotent."""

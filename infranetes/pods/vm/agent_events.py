@@ -14,6 +14,7 @@ from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm.reports import GONE_REASON, apply_report, end_log, record_loss
+from infranetes.providers.interface import IListsRarely
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError
 from infranetes_common.wire import vmserver
@@ -105,7 +106,8 @@ class AgentListener:
         self._node.features.interrupted(self._sandbox, reason)
 
     def reach_changed(self, reach: Reach) -> None:
-        """Log the change, bring a reachable VM up to date, and discard the containers' cached states."""
+        """Log and tell the provider the change, bring a reachable VM up to date, and discard the containers'
+        cached states."""
         watch = self._sandbox.watch
         if self._sandbox.state is SandboxState.READY:
             trouble = "" if watch is None else watch.trouble
@@ -117,6 +119,9 @@ class AgentListener:
                 error=watch.trouble,
             )
             self._node.observer.agent_lost(self._node.providers.side_of(self._sandbox.record).name)
+        provider = self._node.providers.side_of(self._sandbox.record).provider
+        if IListsRarely.providedBy(provider):
+            provider.agent_heard(self._sandbox.machine.facts.instance_id, reach is Reach.LIVE)
         if reach is Reach.LIVE:
             self._bring_up_to_date()
         for container in self._sandbox.containers.values():

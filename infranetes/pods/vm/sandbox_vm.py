@@ -46,9 +46,15 @@ def machine_for(providers: Providers, inventory: Inventory, sandbox: Sandbox) ->
 async def adopt(inventory: Inventory, sandbox: Sandbox, machine: PodMachine) -> None:
     """Give a VM of the pool to a LAUNCHING sandbox, which takes on the VM's id and token.
 
+    A stopped VM is still to be launched by its token, which may also get another one: the sandbox takes on no
+    more than that.
+
     :raise FailedPrecondition: the pool no longer has the VM: it was claimed before.
     :raise InfranetesError: the claim could not be recorded."""
-    record = machine.facts.put_into(sandbox.record)
+    facts = machine.facts
+    if not facts.agent_host:
+        facts = VmFacts(facts.id, facts.token)
+    record = facts.put_into(sandbox.record)
     await inventory.store.claim(record)
     inventory.become(sandbox, record)
     machine.hand_over(SandboxVm(inventory, sandbox))

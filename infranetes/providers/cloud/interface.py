@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import attrs
 
+from infranetes.providers.address_ranges import AddressRange
 from infranetes.providers.annotations import Wishes
 from infranetes.providers.interface import InstanceState
 
@@ -28,6 +29,7 @@ CLUSTER, NODE, SANDBOX, TOKEN = (
 ADDRESS = "infranetes-address"  # a VM's tag: the elastic address that it is to get
 
 D = TypeVar("D")  # a cloud's driver
+D_contra = TypeVar("D_contra", contravariant=True)  # likewise
 
 
 class ErrorKind(enum.Enum):
@@ -139,6 +141,9 @@ class CloudVM:
     zone: str = ""
     gone: bool = False  # it no longer exists, though the cloud still shows it for a while
     failed: bool = False  # it has ended by an error of the cloud's
+    # Its state is ENDED because it is stopped, or suspended: the cloud keeps it, and could start it again.
+    halted: bool = False
+    halting: bool = False  # likewise, it is being stopped, or deleted
 
 
 @attrs.frozen
@@ -167,6 +172,8 @@ class Cloud(Protocol[D]):
     name: str  # the provider's name, such as `aws`
     location: str  # for people, such as `aws eu-west-1`
     rates: Mapping[Action, Rate]  # the limits that the cloud documents for accounts without a raised limit
+    # How many VMs are better looked at one by one than by a list, in calls and in what limits them; 0: none.
+    looks_per_list: int
 
     @property
     def offers(self) -> Sequence[Offer]:
@@ -216,6 +223,10 @@ class Cloud(Protocol[D]):
     def _thd_list(self, driver: D) -> list[CloudVM]:
         """Return all VMs of ours, including ended ones that the cloud still shows."""
 
+    def _thd_survey(self, driver: D) -> list[CloudVM]:
+        """Return what `_thd_list` does with as few of the cloud's scarce calls as there can be: a VM that has
+        run may be returned as it was, so that its end is not seen."""
+
     def _thd_get(self, driver: D, id: str) -> CloudVM | None:
         """Return a VM, if it exists and is ours.
 
@@ -253,6 +264,14 @@ class Cloud(Protocol[D]):
 
 
 @runtime_checkable
+class TellsRanges(Protocol[D_contra]):
+    """Also provided by a `Cloud` that tells from which networks its VMs get their addresses."""
+
+    def _thd_ranges(self, driver: D_contra) -> Sequence[AddressRange]:
+        """Return the ranges of the configured networks. Called after `_thd_check`."""
+
+
+@runtime_checkable
 class GuestCloud(Cloud[D], Protocol[D]):
     """A cloud whose VMs may also have no agent of ours. Their user-data is `LaunchRequest.identity`.
 
@@ -267,3 +286,28 @@ class GuestCloud(Cloud[D], Protocol[D]):
 
     def _thd_console_log(self, driver: D, id: str) -> bytes:
         """Return what a VM wrote to its serial port last, as much as the cloud has, as it wrote it."""
+
+
+@runtime_checkable
+class StoppingCloud(Cloud[D], Protocol[D]):
+    """A cloud whose VMs can be stopped, and started again with another identity."""
+
+    def check_stoppable(self, wishes: Wishes) -> None:
+        """Check that VMs with these wishes can be stopped. :raise InvalidArgument: they can't; says why."""
+
+    def _thd_stop(self, driver: D, vm: CloudVM) -> None:
+        """Ask for the stop of a VM that runs; lists show it as `CloudVM.halted` then. Idempotent.
+
+        :raise CloudError: `ErrorKind.INVALID`: it can't be stopped; says why."""
+
+    def _thd_take_identity(self, driver: D, vm: CloudVM) -> bool:
+        """Remove the identity that a halted VM was launched with from all that the cloud has. Idempotent.
+
+        :return: whether it is gone. If not, it is asked again soon."""
+
+    def _thd_start(self, driver: D, vm: CloudVM, identity: bytes) -> CloudVM:
+        """Give a halted VM an identity, and ask for its start. Returns the VM with the operation of that, if
+        the cloud has one; see `_thd_poll_launch`.
+
+        :raise CloudError: one of REFUSALS: the cloud has no room for it. `ErrorKind.STATE`: the VM is not
+            halted, or another change of it is under way: it is asked again soon."""

@@ -6,6 +6,7 @@ How a VM's state at the cloud becomes its InstanceState:
 cloud          InstanceState   next
 launched       PENDING         RUNNING, ENDED
 executing      RUNNING         ENDED       watchers are told unless `destroy` was called
+stopped by us  STOPPED         PENDING     `launch` with its token: see `vms.stopping`
 stopped, gone  ENDED           (none)      `destroy`
 
 What becomes of a VM that is destroyed:
@@ -20,7 +21,7 @@ A launch goes on when its caller goes away; the next call for its token waits fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from ipaddress import IPv4Network
 from typing import Any, Generic, NoReturn, TypeVar
@@ -30,7 +31,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import alsoProvides, implementer
 
-from infranetes.providers.annotations import Wishes
+from infranetes.providers.address_ranges import AddressRange, AddressRanges
+from infranetes.providers.annotations import PREFIX, Wishes, read, refuse_unknown
 from infranetes.providers.cloud.calls.calls import Calls
 from infranetes.providers.cloud.calls.tasks import Tasks
 from infranetes.providers.cloud.calls.translate import to_infranetes_error
@@ -43,6 +45,8 @@ from infranetes.providers.cloud.interface import (
     D,
     ErrorKind,
     GuestCloud,
+    StoppingCloud,
+    TellsRanges,
 )
 from infranetes.providers.cloud.offers.book import OfferBook
 from infranetes.providers.cloud.offers.own_prices import OwnPrices
@@ -53,6 +57,7 @@ from infranetes.providers.cloud.vms.boots import Boots
 from infranetes.providers.cloud.vms.catalogue import MachineImageCatalogue
 from infranetes.providers.cloud.vms.launch import Launcher
 from infranetes.providers.cloud.vms.ledger import Ledger
+from infranetes.providers.cloud.vms.stopping import StoppedFiles, Stopper
 from infranetes.providers.cloud.vms.sweep import Sweeper
 from infranetes.providers.cloud.vms.tombstones import Tombstones
 from infranetes.providers.cloud.vms.watch import Watcher
@@ -65,6 +70,7 @@ from infranetes.providers.hypervisor import IBootsGuests, IHypervisor
 from infranetes.providers.interface import (
     IHasCatalogue,
     IInVpc,
+    IListsRarely,
     Instance,
     InstanceSpec,
     InstanceState,
@@ -72,8 +78,13 @@ from infranetes.providers.interface import (
     Progress,
     ProviderContext,
     Size,
+    VmRequest,
 )
+from infranetes.providers.keeping import refuse_kept
 from infranetes.providers.size_choices import IChoosesSizes, SizeChoice
+from infranetes.providers.stopping import IStopsVms
+from infranetes.providers.tenant_volumes import TenantVolumes
+from infranetes.providers.tenants import side_name
 from infranetes.providers.volumes import IHasVolumes
 from infranetes_common.concurrency import KeyedLock, deferred, run_in_thread, sleep
 from infranetes_common.errors import (
@@ -87,10 +98,12 @@ from infranetes_common.reactors import IReactor
 
 T = TypeVar("T")
 
+_HOURS_A_MONTH = 730.0
+
 _log = Logger()
 
 
-@implementer(IPodProvider, IHasCatalogue, IInVpc, IChoosesSizes)
+@implementer(IPodProvider, IHasCatalogue, IInVpc, IChoosesSizes, IListsRarely)
 class CloudProvider(Generic[D]):
     """See `IPodProvider`.
 
@@ -109,15 +122,16 @@ class CloudProvider(Generic[D]):
         book: OfferBook[D] | None = None,
         own: OwnPrices | None = None,
     ) -> None:
-        self.name = cloud.name
+        self.name = side_name(cloud.name, context.tenant)
         self._reactor = reactor
         self._cloud = cloud
         self._settings = settings
+        self._ranges = context.ranges
         self._started = False
         self._unwanted: set[str] = set()  # ids of VMs that are being destroyed without a caller's request
         self._tasks = Tasks()
         self._locks: KeyedLock[str] = KeyedLock()  # by token
-        self._calls = Calls(reactor, cloud, settings, context.observer)
+        self._calls = Calls(reactor, cloud, settings, context.observer, self.name)
         self.catalogue = MachineImageCatalogue(cloud, self._call_for_catalogue)
         self._ledger = Ledger(reactor.seconds, settings.settle_seconds)
         self._tombstones = Tombstones(context.state_dir / cloud.name / "destroyed")
@@ -130,6 +144,7 @@ class CloudProvider(Generic[D]):
             self._to_instance,
             self._destroy_unwanted,
             self._takes_end,
+            self._is_agentless,
         )
         self._boots = Boots(cloud, settings, self._calls, self._ledger, self._watcher.waiting, self._get)
         self._launcher = Launcher(
@@ -150,11 +165,20 @@ class CloudProvider(Generic[D]):
             OfferRefresh(reactor, book, self._calls, settings.retry_seconds) if book is not None else None
         )
         self._sweeper = Sweeper(reactor, cloud, settings, self._calls, self._ledger, self._locks.busy)
+        self._stopper: Stopper[D] | None = None
+        if isinstance(cloud, StoppingCloud):
+            files = StoppedFiles(context.state_dir / cloud.name / "stopped")
+            self._stopper = Stopper(
+                reactor, cloud, settings, self._calls, self._ledger, self._locks, files,
+                self._watcher.waiting, self._destroy, self._get,
+            )  # fmt: skip
+            alsoProvides(self, IStopsVms)
         self._guests: CloudGuests[D] | None = None
         if isinstance(cloud, GuestCloud):
             around = Surroundings(
                 reactor, cloud, settings, self._calls, self._ledger, self._watcher.waiting, self._get,
-                self._destroy_by_id, self._task,
+                self._destroy_by_id, self._task, self._watcher.refusals_noted,
+                lambda: self._watcher.stretch.factor,
             )  # fmt: skip
             self._guests = CloudGuests(around, context.state_dir / cloud.name / "guests")
             self.user_data_bytes = cloud.user_data_bytes
@@ -162,11 +186,13 @@ class CloudProvider(Generic[D]):
         if disks is not None:
             calls = DiskCalls(reactor, cloud.location, disks, settings, self._calls)
             vms = Vms(self._check_started, self._ledger.last_said, self._get)
-            self.volumes = CloudVolumes(
+            made = CloudVolumes(
                 reactor, disks, calls, self._tasks, vms, settings.settle_seconds, context.cluster
             )
             if snapshots is not None:
-                give_snapshots(self.volumes, snapshots, calls, context.cluster)
+                give_snapshots(made, snapshots, calls, context.cluster)
+            its = TenantVolumes(context.tenant, made) if context.tenant else None
+            self.volumes: CloudVolumes[D] | TenantVolumes = its or made
             alsoProvides(self, IHasVolumes)
 
     # ---- IPodProvider
@@ -199,10 +225,12 @@ class CloudProvider(Generic[D]):
     def launch(self, spec: InstanceSpec) -> Deferred[Instance]:
         async def launch() -> Instance:
             self._check_started()
+            refuse_kept(self.name, spec)
             async with self._locks.held(spec.token):
                 if spec.request.guest is not None:
                     return self._to_instance(await self._launch_guest(spec))
-                return self._to_instance(await self._launcher.launch(spec))
+                started = await self._start_stopped(spec)
+                return self._to_instance(started or await self._launcher.launch(spec))
 
         return self._task(launch(), spec.token)
 
@@ -232,8 +260,8 @@ class CloudProvider(Generic[D]):
             for token in list(self._tasks.abandoned):
                 async with self._locks.held(token):
                     pass
-            vms = self._ledger.record_list(await self._calls.call("list VMs", self._cloud._thd_list))
-            self._watcher.publish_changes()
+            vms, listed = await self._watcher.list_all()
+            self._task(self._watcher.settle(listed)).addErrback(self._log_unsettled)
             hidden = {vm.id for vm in self._ledger.duplicates()} | self._unwanted
             return [self._to_instance(vm) for vm in vms if vm.id not in hidden]
 
@@ -254,16 +282,52 @@ class CloudProvider(Generic[D]):
             raise NotFound(f"VM {instance_id[:64]!r} has our agent")
         return self._guests.hypervisor(instance_id)
 
+    def check_stoppable(self, request: VmRequest) -> None:
+        """See `IStopsVms`."""
+        refuse_unknown(self._cloud.name, request.annotations)
+        wishes = read(request.annotations)
+        if wishes.spot:
+            raise InvalidArgument(
+                f"annotation {PREFIX}spot: spot VMs can't wait stopped, as the cloud may take them; leave "
+                "`stopped` out, or the annotation"
+            )
+        if isinstance(self._cloud, StoppingCloud):
+            self._cloud.check_stoppable(wishes)
+
+    def stop_vm(self, instance_id: str, seconds: float) -> Deferred[Instance]:
+        """See `IStopsVms`."""
+
+        def too_late(outcome: object, _: float) -> NoReturn:
+            raise DeadlineExceeded(f"VM {instance_id} is not stopped after {seconds:g} s")
+
+        async def stop() -> Instance:
+            self._check_started()
+            if self._stopper is None:
+                raise InvalidArgument(f"VMs of {self.name} can't be stopped and started again")
+            return self._to_instance(await self._stopper.stop(await self._get(instance_id)))
+
+        return self._task(stop()).addTimeout(seconds, self._reactor, too_late)
+
     def watch(self, ended: Callable[[Instance], None]) -> None:
         self._watcher.watchers.append(ended)
+
+    def list_seconds(self) -> float:
+        """See `IListsRarely`."""
+        return self._watcher.stretch.at_rest(self._settings.watch_seconds)
+
+    def agent_heard(self, instance_id: str, heard: bool) -> None:
+        """See `IListsRarely`."""
+        self._watcher.hear(instance_id, heard)
 
     def status(self) -> Mapping[str, str]:
         states = [entry.vm.state for entry in self._ledger.entries.values()]
         calls = self._calls
         slowed = "".join(f", {rate:.1f} {action.value} a second" for action, rate in calls.slowed().items())
+        factor = self._watcher.stretch.factor
+        rarer = f", looks {factor:.1f} times rarer" if factor > 1.0 else ""
         return {
             "cloud": f"{self._cloud.location}, {calls.state}",
-            "calls": f"{calls.made} made, {calls.failed} failed{slowed}",
+            "calls": f"{calls.made} made, {calls.failed} failed{slowed}{rarer}",
             **{f"VMs {state.value}": str(states.count(state)) for state in InstanceState},
         }
 
@@ -292,6 +356,9 @@ class CloudProvider(Generic[D]):
 
         return self._task(call())
 
+    def _log_unsettled(self, failure: Failure) -> None:
+        _log.debug("{cloud}: {error}", cloud=self._cloud.location, error=failure.value)
+
     def _check_started(self) -> None:
         if not self._started:
             raise Unavailable(f"provider {self.name} has not started")
@@ -312,11 +379,14 @@ class CloudProvider(Generic[D]):
         if self._refresh is not None and not self._started:
             progress(f"asking {self._cloud.location} for its sizes and their prices")
             await self._refresh.begin()
+        if self._ranges is not None and isinstance(self._cloud, TellsRanges):
+            await self._claim(self._ranges, self._cloud)
         if self._guests is not None:
             await self._guests.load()
-        vms = await self._calls.call("list VMs", self._cloud._thd_list)
-        self._ledger.record_list(vms)
-        await run_in_thread(self._reactor, self._tombstones._thd_prune, {vm.id for vm in vms})
+        if self._stopper is not None:
+            await self._stopper.load()
+        _, listed = await self._watcher.list_all()
+        await run_in_thread(self._reactor, self._tombstones._thd_prune, listed)
         if not self._started:
             self._started = True
             loops = [self._watcher.run(), self._sweeper.run()]
@@ -326,6 +396,13 @@ class CloudProvider(Generic[D]):
                 loops.append(self._own.follow(self._reactor))
             for loop in loops:
                 self._tasks.start(loop).addErrback(lambda failure: failure.trap(Unavailable))
+
+    async def _claim(self, ranges: AddressRanges, cloud: TellsRanges[D]) -> None:
+        """Claim the addresses that pods have. :raise FailedPrecondition: they are another tenant's."""
+        its: Sequence[AddressRange] = ()
+        if not self._settings.pods_are_public:
+            its = await self._calls.call("look at the networks' addresses", cloud._thd_ranges)
+        await run_in_thread(self._reactor, ranges._thd_claim, self.name, its)
 
     async def _get(self, instance_id: str) -> CloudVM:
         if self._cloud.is_id(instance_id) and instance_id not in self._ledger.destroyed:
@@ -341,6 +418,13 @@ class CloudProvider(Generic[D]):
                 if entry is not None and self._ledger.is_new(entry):
                     return entry.vm
         raise NotFound(f"no VM of this node is called {instance_id[:64]!r} at {self._cloud.location}")
+
+    async def _start_stopped(self, spec: InstanceSpec) -> CloudVM | None:
+        """Start the VM of the spec's token, if it waits stopped."""
+        if self._stopper is None or spec.token not in self._ledger.stopped:
+            return None
+        self._watcher.unwanted.pop(spec.token, None)
+        return await self._stopper.start(spec.token, self._launcher.identity(spec))
 
     # ---- Guests without our agent
 
@@ -358,6 +442,9 @@ class CloudProvider(Generic[D]):
 
     def _takes_end(self, vm: CloudVM) -> bool:
         return self._guests is not None and self._guests.takes_end(vm)
+
+    def _is_agentless(self, vm: CloudVM) -> bool:
+        return self._guests is not None and vm.token in self._guests
 
     # ---- Destroying
 
@@ -385,6 +472,8 @@ class CloudProvider(Generic[D]):
                 await sleep(self._reactor, self._settings.poll_seconds)
             await run_in_thread(self._reactor, self._tombstones._thd_add, vm.id, vm.token)
             self._ledger.record_destroyed(vm.id, vm.token)
+            if self._stopper is not None:
+                await self._stopper.forget(vm.token)
             self._watcher.publish_changes()
         finally:
             self._watcher.destroying.discard(vm.id)
@@ -427,6 +516,11 @@ class CloudProvider(Generic[D]):
 
         self._task(destroy()).addBoth(done)
 
+    def _dollars_of(self, vm: CloudVM) -> float | None:
+        if vm.state is not InstanceState.STOPPED:
+            return self._dollars(vm.size)
+        return self._settings.stopped_price / _HOURS_A_MONTH or None
+
     def _dollars(self, size: str) -> float | None:
         if self._book is not None:
             return self._book.dollars(size)
@@ -435,6 +529,9 @@ class CloudProvider(Generic[D]):
     def _to_instance(self, vm: CloudVM) -> Instance:
         public = self._settings.agent_address == "public"
         host = vm.public_address if public else vm.private_address
+        if vm.state is InstanceState.STOPPED:
+            host = ""
+        address = vm.public_address if self._settings.pods_are_public else vm.private_address
         guest = self._guests is not None and vm.token in self._guests
         # The end of a guest is its hypervisor's to tell: the VM is there until it is destroyed.
         kept = guest and vm.state is InstanceState.ENDED
@@ -443,12 +540,12 @@ class CloudProvider(Generic[D]):
             token=vm.token,
             sandbox_id=vm.sandbox_id,
             state=InstanceState.RUNNING if kept else vm.state,
-            address=vm.private_address,
+            address=address if vm.state is not InstanceState.STOPPED else "",
             agent_host=host,
             agent_port=self._settings.agent_port if host and not guest else 0,
             created_at=vm.created_at,
             detail=vm.detail,
             size=vm.size,
-            cost_per_hour=self._dollars(vm.size),
+            cost_per_hour=self._dollars_of(vm),
             zone=vm.zone,
         )

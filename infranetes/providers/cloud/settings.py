@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from typing import Literal, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import attrs
 
+from infranetes.providers.cloud.tenants import are_tenants
 from infranetes_common import config_outside as outside
 from infranetes_common.config import Bytes
 
@@ -54,7 +55,11 @@ def _is_port(instance: object, attribute: attrs.Attribute[int], value: int) -> N
 
 @attrs.frozen(kw_only=True)
 class CloudSettings:
-    """Keys of every cloud's table."""
+    """Keys of every cloud's table.
+
+    :cvar TENANT_KEYS: those that a tenant has for itself, besides `tenants.COMMON_KEYS`."""
+
+    TENANT_KEYS: ClassVar[tuple[str, ...]] = ()
 
     sizes: tuple[str, ...] = ()  # the sizes that pods may get, with * and ?; empty: all that the cloud has
     # What pods may ask for by annotation, with * and ?; empty: nothing. See `allowed`.
@@ -64,6 +69,10 @@ class CloudSettings:
     allowed_instance_profiles: tuple[str, ...] = ()
     allowed_elastic_addresses: tuple[str, ...] = ()
     allow_public_address: bool = False
+    # The tenants by name, each a table with its own values of TENANT_KEYS, and its namespaces.
+    tenants: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict, validator=are_tenants)  # Any: TOML
+    allowed_tenants: tuple[str, ...] = ()  # those that pods may name by annotation, with * and ?
+    require_tenant: bool = False  # whether pods of no tenant are refused
     # How many sizes are tried if the cloud has no capacity.
     max_sizes: int = attrs.field(default=5, validator=attrs.validators.ge(1))
     guest_memory: Bytes = Bytes(256 << 20)
@@ -80,13 +89,23 @@ class CloudSettings:
     calls_per_second: float = attrs.field(default=0.0, validator=_not_negative)
     # Between polls while a call waits for a VM.
     poll_seconds: float = attrs.field(default=1.5, validator=_positive)
-    watch_seconds: float = attrs.field(default=15.0, validator=_positive)  # between polls otherwise
+    # Between lists otherwise: agents tell of their VMs' ends.
+    watch_seconds: float = attrs.field(default=300.0, validator=_positive)
+    # Between two looks, at the most, at a VM without an agent or with a silent one.
+    doubt_seconds: float = attrs.field(default=30.0, validator=_positive)
     # How old the cloud's answers may be.
     settle_seconds: float = attrs.field(default=120.0, validator=_not_negative)
     destroy_seconds: float = attrs.field(default=300.0, validator=_positive)
     volume_seconds: float = attrs.field(default=120.0, validator=_positive)  # for one step in a volume's life
+    # US dollars that a stopped VM costs in a month, which is its disk's price; 0: not known.
+    stopped_price: float = attrs.field(default=0.0, validator=_not_negative)
     # Between sweeps for unused addresses and disks.
     sweep_seconds: float = attrs.field(default=600.0, validator=_positive)
+
+    @property
+    def pods_are_public(self) -> bool:
+        """Whether pods have their VMs' public addresses."""
+        return False
 
     def look_outside(self, is_set: Callable[[str], bool]) -> Iterable[outside.Finding]:
         """Say that the cloud was not asked: a check of a file makes no calls."""

@@ -12,6 +12,7 @@ vm          a VM as the daemon knows it: its record, its files, the hardware tha
 cgroups     the control groups that VMs' processes are put into
 template    the VM that is booted once, of which all others are clones
 volumes     volumes of this node, their snapshots, and how VMs have them
+keep        VMs are kept as they run, and become what others start from
 launch      VMs are made, connected, found again and ended
 """
 

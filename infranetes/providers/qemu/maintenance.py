@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The upkeep while VMs run: the sizes of their consoles, the tables of the bridge, and what these refused."""
+"""The upkeep while VMs run: what their keeping has left, the sizes of their consoles, the tables of the
+bridge, and what these refused."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
@@ -13,7 +14,7 @@ from infranetes.providers.qemu.network import refusals
 from infranetes.providers.qemu.network.pod_network import PodNetwork
 from infranetes.providers.qemu.vm import consoles
 from infranetes.providers.qemu.vm.vm import Vm, on_bridge
-from infranetes_common.concurrency import run_in_thread
+from infranetes_common.concurrency import deferred, run_in_thread
 from infranetes_common.errors import InfranetesError
 from infranetes_common.reactors import IReactor
 
@@ -25,19 +26,26 @@ class Maintenance:
     """Makes a round from time to time.
 
     :param vms: the provider's, by token, as they are at each round.
+    :param tidy: removes what the keeping of VMs has left.
     :ivar refused: what was refused to the VM with an address, as of the last round.
     """
 
     def __init__(
-        self, reactor: IReactor, pod_network: PodNetwork, vms: Mapping[str, Vm], console_size: int
+        self,
+        reactor: IReactor,
+        pod_network: PodNetwork,
+        vms: Mapping[str, Vm],
+        console_size: int,
+        tidy: Callable[[], Awaitable[None]],
     ) -> None:
         self._reactor = reactor
         self._pod_network = pod_network
         self._vms = vms
         self._console_size = console_size
+        self._tidy = tidy
         self.refused: Mapping[str, Mapping[Share, RefusedPackets]] = {}
         self._counts: refusals.Counts | None = None
-        self._rounds = LoopingCall(self.round)
+        self._rounds = LoopingCall(deferred(self.round))
         self._rounds.clock = reactor
 
     def begin(self) -> None:
@@ -50,8 +58,9 @@ class Maintenance:
             self._rounds.stop()
 
     async def round(self) -> None:
-        """Trim the consoles, repair the tables, and look at what they refused."""
+        """Tidy, trim the consoles, repair the tables, and look at what they refused."""
         try:
+            await self._tidy()
             alive = [vm for vm in self._vms.values() if vm.alive]
             paths = [vm.paths.output for vm in alive]
             # Of a VM that boots an image, the console's bytes are numbered: see `vm.console_file`.

@@ -11,6 +11,7 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from ipaddress import IPv4Address
+from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
@@ -49,10 +50,18 @@ from infranetes.providers.interface import (
     ShownDisk,
     Size,
 )
+from infranetes.providers.keeping import IStartsKeptVms, KeptVm
 from infranetes.providers.qemu import start_checks
+from infranetes.providers.qemu.host import uids
 from infranetes.providers.qemu.host.kvm import qemu_user
 from infranetes.providers.qemu.host.os_errors import as_infranetes_error
 from infranetes.providers.qemu.host.privileges import QemuUser
+from infranetes.providers.qemu.host.uids import UidChoice
+from infranetes.providers.qemu.keep.keeper import Keeper
+from infranetes.providers.qemu.keep.preparer import Preparer
+from infranetes.providers.qemu.keep.state import thd_read
+from infranetes.providers.qemu.keep.unchanged import UnchangedHardware
+from infranetes.providers.qemu.launch.clone import Origin
 from infranetes.providers.qemu.launch.find import find_vms
 from infranetes.providers.qemu.launch.image import ImageLaunches
 from infranetes.providers.qemu.launch.launcher import Launcher
@@ -63,9 +72,14 @@ from infranetes.providers.qemu.program import process
 from infranetes.providers.qemu.program.agent_port import AgentPortEndpoint
 from infranetes.providers.qemu.program.command_line import CommandLine
 from infranetes.providers.qemu.settings import QemuSettings
+from infranetes.providers.qemu.sleep.calls import SleepCalls
+from infranetes.providers.qemu.sleep.record import RECORD as SLEEP_RECORD
+from infranetes.providers.qemu.sleep.sleeper import Node
+from infranetes.providers.qemu.sleep.volumes import VolumesOfSleepers
 from infranetes.providers.qemu.status import describe
 from infranetes.providers.qemu.template.maker import TemplateMaker
 from infranetes.providers.qemu.template.preloaded import PreloadedImages
+from infranetes.providers.qemu.template.ram import SharedRam
 from infranetes.providers.qemu.template.template import Template
 from infranetes.providers.qemu.vm import consoles, record
 from infranetes.providers.qemu.vm.disks import Disks
@@ -76,6 +90,7 @@ from infranetes.providers.qemu.vm.resize import Resizer
 from infranetes.providers.qemu.vm.vm import Vm, on_bridge
 from infranetes.providers.qemu.volumes.attached import VolumeAttacher
 from infranetes.providers.qemu.volumes.volumes import QemuVolumes
+from infranetes.providers.sleeping import Activity, ISleeps, Slept
 from infranetes.providers.subnet import subnet
 from infranetes.providers.volumes import IHasVolumes
 from infranetes_common.concurrency import Flight, KeyedLock, deferred, run_in_thread, settled, within
@@ -89,7 +104,7 @@ _log = Logger()
 
 @implementer(IPodProvider, IFirewallsPods, IGivesIdentityPrivately, IHasConsoles, IHasGuestImage, IHasVolumes)
 @implementer(IBootsImages, IBoundsStarts, IBridgesVms, ICountsRefusals, IJoinsNamespaces)
-@implementer(IPinsVms, IPlacesVms, IReachesAgents, IResizesVms, IShowsDisks)
+@implementer(IPinsVms, IPlacesVms, IReachesAgents, IResizesVms, IShowsDisks, ISleeps, IStartsKeptVms)
 class QemuProvider:
     """See `IPodProvider`."""
 
@@ -114,9 +129,15 @@ class QemuProvider:
             reactor, directory, context.node, attacher, settings.devices, settings.qemu_img
         )
         self._resizer = Resizer(reactor, settings)
+        hardware = UnchangedHardware(self._disks, self._resizer, attacher.volumes, self.volumes.list)
+        self._keeper = Keeper(reactor, settings.qemu_img, hardware.of, self._parts.placement.room)
+        self._uids = UidChoice(reactor, uids.parse(settings.uids), self._uids_of_vms)
+        self._preparer = Preparer(reactor, settings, self._paths.run, self._uids)
         self._preloaded = PreloadedImages(context, self._disks.show_first)
         self._under_way: list[Flight[Any]] = []  # Any: launches and destructions have different results
         self._watchers: list[Callable[[Instance], None]] = []
+        self._ram = SharedRam(reactor)
+        self._sleeps = self._make_sleeps(attacher)
         self._hypervisors = Hypervisors(
             reactor,
             self._records,
@@ -125,7 +146,9 @@ class QemuProvider:
             self._parts.uplink.has_address,
             settings.console_size,
         )
-        self._maintenance = Maintenance(reactor, self._pod_network, self._vms, settings.console_size)
+        self._maintenance = Maintenance(
+            reactor, self._pod_network, self._vms, settings.console_size, self._keeper.tidy
+        )
         self._directory_lock = -1
         self._launcher: Launcher | None = None
         self._template: Template | None = None
@@ -151,16 +174,22 @@ class QemuProvider:
         self._directory_lock = await start_checks.take_lock(self._reactor, self._paths)
         try:
             records, parts = self._records, self._parts
+            await self._preparer.end_leftovers()
             ended = self._process_ended
-            found = await find_vms(self._reactor, records, self._paths, user, parts.placement, ended)
+            slept = self._sleeps.sleeper.find
+            found = await find_vms(self._reactor, records, self._paths, user, parts.placement, ended, slept)
             self._vms.update(found)
+            Flight(self._sleeps.sleeper.go_on(self._own_vms()))
+            Flight(
+                self._keeper.resume(vm for vm in self._own_vms() if vm.alive)
+            )  # before all that takes long
             await self._find_qemu(user, progress)
             self._maker = TemplateMaker(self._reactor, self._settings, templates, self._paths.run, user)
             template = await self._intact_template(progress)
             async with self._pod_network.lock:
-                ports = [vm for vm in self._vms.values() if vm.alive and vm.record.on_bridge]
+                ports = [vm for vm in on_bridge(self._vms.values()) if not vm.launching]
                 await self._pod_network.set_up({vm.record.bridge_port: vm.paths.directory for vm in ports})
-            ended, show = self._report_end, self._preloaded.show
+            ended = self._report_end
             assert self._command_line is not None
             image_launches = ImageLaunches(self._reactor, self._settings, records, parts, self._command_line)
             launcher = Launcher(
@@ -171,11 +200,15 @@ class QemuProvider:
                 user,
                 self._paths,
                 ended,
-                show,
+                self._preloaded.show,
                 image_launches,
                 self._hypervisors,
+                self._disks,
+                self._uids,
+                self._ram,
             )
             await launcher.prepare(template)
+            await self._sleeps.sleeper.resume(self._own_vms())
             self._launcher = launcher
         except BaseException:
             await self.stop()
@@ -189,15 +222,20 @@ class QemuProvider:
     @deferred
     async def stop(self) -> None:
         self._maintenance.end()
+        await self._keeper.stop()
         await self._pod_network.stop()
         await self.volumes.stop()
         launcher, self._launcher = self._launcher, None
+        self._sleeps.stop()
         await settled([flight.join() for flight in self._under_way])
+        await self._preparer.stop()
         if launcher is not None:
             await launcher.close()
         await self._parts.uplink.close()
         await self._hypervisors.close()
-        for vm in self._vms.values():
+        vms = list(self._vms.values())
+        await settled(vm.release(self._reactor) for vm in vms)
+        for vm in vms:
             vm.detach()
             vm.changes.notify()
         self._vms.clear()
@@ -282,6 +320,70 @@ class QemuProvider:
     @deferred
     async def hide_disks(self, instance_id: str, names: Sequence[str]) -> None:
         await self._to_the_end(self._disks.hide(self._find(instance_id), names))
+
+    # ---- IStartsKeptVms
+
+    @deferred
+    async def keep(self, instance_id: str, directory: Path, seconds: float) -> KeptVm:
+        self._started()
+        return await self._keeper.keep(self._find(instance_id), directory, seconds)
+
+    @deferred
+    async def prepare(self, directory: Path, seconds: float) -> None:
+        await self._preparer.prepare(directory, await self._ready_template(), seconds)
+
+    @deferred
+    async def check(self, directory: Path) -> None:
+        await run_in_thread(self._reactor, thd_read, directory, await self._ready_template())
+
+    # ---- ISleeps
+
+    def sleep(self, instance_id: str) -> Deferred[Slept]:
+        return self._to_the_end(self._sleeps.sleep(instance_id))
+
+    def wake(self, instance_id: str) -> Deferred[None]:
+        return self._to_the_end(self._sleeps.wake(instance_id))
+
+    @deferred
+    async def activity(self, instance_id: str) -> Activity:
+        return await self._sleeps.activity(instance_id)
+
+    def when_called(self, called: Callable[[str], None]) -> None:
+        self._sleeps.when_called(called)
+
+    def slept_bytes(self) -> int:
+        return self._sleeps.sleeper.size
+
+    def _make_sleeps(self, attacher: VolumeAttacher) -> SleepCalls:
+        volumes, reactor = self.volumes, self._reactor
+        of_sleepers = VolumesOfSleepers(
+            reactor, self._disks, self._resizer, attacher.volumes, volumes.list, volumes.thd_path
+        )
+        node = Node(
+            self._parts.uplink,
+            self._parts.placement,
+            self._disks,
+            self._ram,
+            lambda: self._intact_template(lambda message: _log.info("{message}", message=message)),
+            self._line,
+            self._keeper.none_of,
+            of_sleepers.unchanged,
+            of_sleepers,
+            self._could_not_wake,
+            self._process_ended,
+        )
+        seconds = self._settings.launch_timeout
+        return SleepCalls(reactor, node, self._find_to_change, self._tokens_in_work, seconds)
+
+    def _line(self) -> CommandLine:
+        assert self._command_line is not None
+        return self._command_line
+
+    async def _could_not_wake(self, vm: Vm) -> None:
+        if self._launcher is not None:
+            await self._launcher.report_end(vm)
+        else:  # before it has started, whoever asks is told
+            await run_in_thread(self._reactor, self._records.update, vm.record)
 
     # ---- IFirewallsPods
 
@@ -372,7 +474,10 @@ class QemuProvider:
         saved = [each for each in await self._saved_records() if each.on_bridge]
         names = [each.process_name for each in saved]
         processes = await run_in_thread(self._reactor, process.pids_by_argument, names)
-        return [each for each in saved if each.process_name in processes]
+        return [each for each in saved if each.process_name in processes or self._is_asleep(each)]
+
+    def _is_asleep(self, saved: VmRecord) -> bool:
+        return (self._records.directory_of(saved.token) / SLEEP_RECORD).exists()
 
     def _ports_in_use(self) -> Sequence[BridgePort]:
         return [vm.record.bridge_port for vm in on_bridge(self._vms.values())]
@@ -388,18 +493,18 @@ class QemuProvider:
                     return earlier.instance()
                 await launcher.tear_down(earlier)  # an earlier daemon was killed while it made this VM
                 self._vms.pop(spec.token, None)
-            template = None
-            if spec.request.boot is None:
-                template = await self._intact_template(
-                    lambda message: _log.info("{message}", message=message)
-                )
-            await launcher.validate(spec, template)
+            origin: Origin | None = await self._template_for(spec)
+            await launcher.validate(spec, origin)
             async with self._pod_network.lock:
                 network = await self._pod_network.subnet()
                 vm = await launcher.reserve(spec, network, self._vms)
             try:
+                if spec.kept is not None and origin is not None:
+                    # Not before the VM is listed: reading it takes a while.
+                    origin = await run_in_thread(self._reactor, thd_read, spec.kept, origin.template)
+                    await launcher.validate(spec, origin)
                 async with self._giving_root(spec):
-                    await launcher.launch(vm, spec, template)
+                    await launcher.launch(vm, spec, origin)
             except Exception as error:
                 vm.launching = False
                 if not vm.paths.directory.exists():
@@ -407,6 +512,18 @@ class QemuProvider:
                 vm.changes.notify()
                 raise as_infranetes_error(error) from error
             return vm.instance()
+
+    async def _template_for(self, spec: InstanceSpec) -> Template | None:
+        """Return the template of which a VM is a clone; None: it boots an image."""
+        if spec.request.boot is not None:
+            if spec.kept is not None:
+                raise FailedPrecondition("a VM that boots an image can't start from a kept state")
+            return None
+        return await self._ready_template()
+
+    async def _ready_template(self) -> Template:
+        self._started()
+        return await self._intact_template(lambda message: _log.info("{message}", message=message))
 
     def _giving_root(self, spec: InstanceSpec) -> AbstractAsyncContextManager[None]:
         boot = spec.request.boot
@@ -431,6 +548,7 @@ class QemuProvider:
         token = record.token_of(instance_id)
         if token is None:
             return
+        self._sleeps.cancel(token)
         async with self._tokens_in_work.held(token):
             vm = self._vms.get(token)
             if vm is None or not self._owns(vm.record):
@@ -438,6 +556,7 @@ class QemuProvider:
             launcher = self._started()
             vm.destroying = True
             try:
+                await self._sleeps.sleeper.forget(vm)
                 await launcher.tear_down(vm)
             except Exception as error:
                 vm.destroying = False
@@ -477,6 +596,13 @@ class QemuProvider:
         if vm is None or not self._owns(vm.record):
             raise NotFound(f"there is no VM {instance_id[:80]!r}")
         return vm
+
+    def _find_to_change(self, instance_id: str) -> Vm:
+        self._started()
+        return self._find(instance_id)
+
+    def _uids_of_vms(self) -> set[int]:
+        return {vm.record.uid for vm in self._vms.values()}
 
     def _own_vms(self) -> Sequence[Vm]:
         return [vm for vm in self._vms.values() if self._owns(vm.record)]

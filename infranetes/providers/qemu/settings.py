@@ -114,7 +114,7 @@ class QemuSettings:
     qemu: str = attrs.field(default="qemu-system-x86_64", metadata=outside.names(outside.program))
     qemu_img: str = attrs.field(default="qemu-img", metadata=outside.names(outside.program))
     user: str = attrs.field(default="infranetes-qemu", metadata=outside.names(lambda name: _user(name)))
-    """The user that QEMU runs as while a template is made; it needs no rights."""
+    """The user that QEMU runs as while a template is made, or its number; it needs no rights."""
     uids: str = attrs.field(default="1900000000-1900009999", validator=_is_users)
     """Uids for VMs, and gids of the same numbers: each VM runs as one that nothing else on the node has."""
     accelerator: str = attrs.field(default="auto", validator=attrs.validators.in_(ACCELERATORS))

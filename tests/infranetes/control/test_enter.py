@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 
@@ -15,9 +16,12 @@ from infranetes.control.enter import AHEAD_BYTES, MAX_SHELLS, EnterCalls
 from infranetes.machines.agent import limits
 from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.agent.screen import AgentScreen
+from infranetes.machines.interface import IAgent
+from infranetes.pods.store.states import ContainerState
 from infranetes_common.concurrency import start
 from infranetes_common.wire import control, vmserver
 from tests.infranetes.control.visit_case import VisitCase, reactor
+from tests.infranetes.pods.fakes import box
 from tests.support.hostile.agent import HostileAgent
 from tests.support.hostile.attacks import ATTACKS
 from tests.support.waiting import until
@@ -151,6 +155,103 @@ class RelayTests(EnterCase):
         self.calls.stop()
         self.assertIn("the daemon is stopping", await self.refused(Code.UNAVAILABLE, call))
         await until(lambda: self.agent.closed == 1, "the agent's call is over")
+
+
+class Commands(Shells):
+    """An agent that runs commands in containers as `Shells` runs shells."""
+
+    async def Exec(
+        self, requests: AsyncIterator[vmserver.SessionInput], call: object
+    ) -> AsyncIterator[vmserver.SessionOutput]:
+        async for message in self.Shell(requests, call):
+            yield message
+
+
+class ExecTests(EnterCase):
+    """Commands in containers."""
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        self.main = await self.container("main")
+        self.agent = Commands()
+        await self.answers(self.agent)
+
+    async def container(self, name: str) -> str:
+        """Start a container, by an agent that is a fake."""
+        machine = self.world.node.inventory.sandboxes[self.sandbox].machine
+        client, fake = machine.client, cast(IAgent, self.world.agents[self.sandbox])
+        machine.client = fake
+        try:
+            made = await start(self.world.containers.create(self.sandbox, box(name)))
+            await start(self.world.containers.start(made))
+        finally:
+            machine.client = client
+        return made
+
+    async def execute(self, *inputs: control.EnterPodRequest, **fields: Any) -> Any:
+        call = self.stub.ExecPod(timeout=50.0)
+        self.addCleanup(call.cancel)
+        wanted = control.EnterPodStart(**({"pod": "web", "command": ["cat"]} | fields))
+        for one in (control.EnterPodRequest(start=wanted), *inputs):
+            await call.send(one)
+        await call.done_sending()
+        return call
+
+    async def test_what_goes_in_and_out(self) -> None:
+        call = await self.execute(control.EnterPodRequest(stdin=b"typed"), command=["a", "b c"])
+        begun, out, end = [message async for message in call]
+        self.assertEqual((begun.begun.name, out.stdout, end.exit_code), ("web", b"typed", 7))
+        asked = self.agent.asked.start
+        self.assertEqual((asked.id, list(asked.command)), (self.main, ["a", "b c"]))
+        self.assertEqual((asked.stdin, asked.stderr, asked.tty), (True, True, False))
+
+    async def test_without_stdin_it_gets_none(self) -> None:
+        call = await self.execute(no_stdin=True)
+        self.assertEqual([message async for message in call][-1].exit_code, 7)
+        self.assertFalse(self.agent.asked.start.stdin)
+
+    async def test_the_configuration_need_not_allow_it(self) -> None:
+        self.allowed = False
+        self.assertEqual([message async for message in await self.execute()][-1].exit_code, 7)
+
+    async def test_it_is_written_down_without_arguments(self) -> None:
+        async for _ in await self.execute(command=["cat", "secret-word"]):
+            pass
+        await until(lambda: len(self.lines) == 2, "it is written down")
+        for line in self.lines:
+            self.assertEqual((line["uid"], line["pod"]), (os.getuid(), "default/web"))
+            self.assertNotIn("secret", repr(line))
+
+    async def test_the_container_that_is_meant(self) -> None:
+        side = await self.container("side")
+        for fields, id in (
+            ({"container": "side"}, side),
+            ({"container": side[:10]}, side),
+            ({"pod": "default/web", "container": "main"}, self.main),
+            ({"pod": side}, side),
+            ({"pod": self.main[:12]}, self.main),
+        ):
+            async for _ in await self.execute(**fields):
+                pass
+            self.assertEqual(self.agent.asked.start.id, id, fields)
+        words = await self.refused(Code.INVALID_ARGUMENT, await self.execute())
+        self.assertIn("say which of main, side (--container)", words)
+        words = await self.refused(Code.NOT_FOUND, await self.execute(container="none"))
+        self.assertIn("has no container 'none': it has main, side", words)
+
+    async def test_one_that_does_not_run(self) -> None:
+        container = self.world.node.inventory.container(self.main)
+        container.record = attrs.evolve(container.record, state=ContainerState.EXITED)
+        words = await self.refused(Code.FAILED_PRECONDITION, await self.execute())
+        self.assertIn("no container of pod web runs", words)
+        words = await self.refused(Code.FAILED_PRECONDITION, await self.execute(container="main"))
+        self.assertIn("container main does not run: it is exited", words)
+
+    async def test_without_a_command_there_is_nothing_to_run(self) -> None:
+        await self.refused(Code.INVALID_ARGUMENT, await self.execute(command=[]))
+
+    async def test_a_name_has_to_be_whole(self) -> None:
+        await self.refused(Code.NOT_FOUND, await self.execute(pod="we"))
 
 
 class RefusedTests(EnterCase):

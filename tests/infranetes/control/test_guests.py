@@ -18,7 +18,7 @@ from infranetes.ctl.top import Top
 from infranetes.machines.agentless.ways import PROBE_SECONDS
 from infranetes.monitoring.gauges import ShownNode
 from infranetes.monitoring.overview import overview
-from infranetes.monitoring.page import _thd_page
+from infranetes.monitoring.page import thd_node_page
 from infranetes.pods.vm.guest_view import STATUS_SECONDS
 from infranetes.providers.hypervisor import GuestState, GuestStatus
 from infranetes.stats.gather import Gatherer
@@ -143,7 +143,7 @@ class ListTests(Case):
     def test_so_has_the_nodes_page(self) -> None:
         self.described()
         shown = overview(cast(ShownNode, self.world.node), 0.0, [], [])
-        self.assertIn(b">ssh</span>", _thd_page(shown))
+        self.assertIn(b">ssh</span>", thd_node_page(shown))
 
     def test_crictl_sees_what_is_known(self) -> None:
         node, world = self.world.node, self.world
@@ -169,7 +169,7 @@ class TopTests(Case):
     def row(self, used: control.PodUsage) -> str:
         top = Top()
         top.add(control.ListUsageResponse(pods=[used]))
-        return top.as_text()
+        return top.as_text(Namespace())
 
     def test_what_the_hypervisor_counts_is_told(self) -> None:
         used = self.used()

@@ -138,9 +138,9 @@ class ServicesTests(AskingCase):
         self.assertEqual((document["rule_count"], document["vms"][1]["behind"]), (2, 1))
         self.assertEqual(self.asked, [], "VMs are asked when they are named")
         text = self.shown(answer)
-        self.assertIn("default/client  current", text)
-        self.assertIn("default/other   1 behind", text)
-        self.assertIn("10.96.0.1:80/tcp  10.1.0.1:8080, 10.1.0.2:8080", text)
+        self.assertIn("default/client   current", text)
+        self.assertIn("default/other    1 behind", text)
+        self.assertIn("10.96.0.1:80/tcp   10.1.0.1:8080, 10.1.0.2:8080", text)
         self.assertIn("none: refused", text)
         self.assertIn("affinity 10800 s", text)
 

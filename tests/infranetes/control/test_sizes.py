@@ -94,9 +94,9 @@ class SizesTests(PodsTestCase):
             "asked: 2 CPU, 8 GiB",
             "needed: 2 CPU, 8.25 GiB (256 MiB of them the guest's own), x86_64",
             "prices: of libcloud 3.9.1",
-            "m5.xlarge  4    16 GiB  -     0.2140  AWS' price list",
+            "m5.xlarge   4     16 GiB   -      0.2140   AWS' price list",
             "7 fit",
-            "t3.large  0.6 of 2  8 GiB   -     0.0912  prices_file  0.6 CPUs: the baseline of its 2",
+            "t3.large   0.6 of 2   8 GiB    -      0.0912   prices_file   0.6 CPUs: the baseline of its 2",
             "and 30 more that cost no more and do not fit",
         ):
             self.assertIn(line, text.splitlines())

@@ -104,6 +104,28 @@ class EventTests(PodsTestCase):
         self.assertEqual(list(self.last().containers_statuses), [])
         self.assertGreater(self.last().created_at, 0)
 
+    def test_a_pods_status_has_what_its_last_event_has(self) -> None:
+        def asked() -> Any:
+            request = cri.PodSandboxStatusRequest(pod_sandbox_id=sandbox)
+            return self.do(self.world.sandbox_calls.PodSandboxStatus(request, NO_CALL))
+
+        def same() -> None:
+            answer = asked()
+            self.assertEqual(answer.status, self.last().pod_sandbox_status)
+            self.assertEqual(list(answer.containers_statuses), list(self.last().containers_statuses))
+            self.assertGreaterEqual(answer.timestamp, self.last().created_at)
+
+        sandbox = self.run_pod()
+        container = self.do(self.world.containers.create(sandbox, box()))
+        same()
+        self.do(self.world.containers.start(container))
+        same()
+        self.assertEqual([one.state for one in asked().containers_statuses], [cri.CONTAINER_RUNNING])
+        self.do(self.world.sandboxes.stop(sandbox))
+        same()
+        self.do(self.world.containers.remove(container))
+        same()
+
     def test_one_that_ends_by_itself(self) -> None:
         sandbox = self.run_pod()
         container = self.do(self.world.containers.create(sandbox, box()))

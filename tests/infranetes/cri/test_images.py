@@ -135,6 +135,17 @@ class ImageServiceTests(StoreCase):
 
         return self.run_(body())
 
+    def test_kept_states_are_a_part_of_the_file_system(self) -> Any:
+        async def body() -> None:
+            used = []
+            for kept in (0, 12345):
+                service = ImageService(self.store, lambda kept=kept: kept)  # type: ignore[misc]
+                response = await service.ImageFsInfo(cri.ImageFsInfoRequest(), NO_CALL)
+                used.append(response.image_filesystems[0].used_bytes.value)
+            self.assertEqual(used[1] - used[0], 12345)
+
+        return self.run_(body())
+
     def test_the_file_system(self) -> Any:
         async def body() -> None:
             image = oci.image([oci.layer({"large": os.urandom(200_000)})])

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from infranetes.cri import translate
 from infranetes.cri.runtime import RuntimeService
+from infranetes.pods.keeping.checkpoints import Checkpoints
 from infranetes_common.concurrency import start
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import PodsTestCase
@@ -18,7 +20,9 @@ class TranslateTests(PodsTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        runtime = RuntimeService(self.world.node, self.world.sandboxes, self.world.containers)
+        node, containers = self.world.node, self.world.containers
+        checkpoints = Checkpoints(node.reactor, Path("none"), node.providers, containers)
+        runtime = RuntimeService(node, self.world.sandboxes, containers, checkpoints)
         self.answers: Any = {method.name: answer for method, answer in runtime.service.answers.items()}
 
     def call(self, name: str, request: Any) -> Any:

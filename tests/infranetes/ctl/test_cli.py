@@ -129,7 +129,7 @@ class WrongWordsTests(SynchronousTestCase):
         return told.getvalue()
 
     def test_the_usage_is_that_of_the_command(self) -> None:
-        self.assertIn("usage: infranetes-ctl logs", self.refusal("logs web --since 5m"))
+        self.assertIn("usage: infranetes-ctl logs", self.refusal("logs web --sinks 5m"))
         self.assertIn("usage: infranetes-ctl pool drain", self.refusal("--dry pool drain"))
         self.assertIn("usage: infranetes-ctl [-h]", self.refusal("--nonsense"))
 

@@ -10,14 +10,15 @@ from collections.abc import Iterator, Mapping
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.ctl.arguments import exactly
-from infranetes.ctl.cli import parser
+from infranetes.ctl.cli import parser, read
 from infranetes.ctl.commands import COMMANDS
 from infranetes.ctl.session import USAGE
 
 #: The arguments that commands require.
 NEEDED: Mapping[str, list[str]] = {
-    name: ["abc"] for name in ("console", "describe", "enter", "logs", "screenshot", "vnc")
-}
+    name: ["abc"]
+    for name in ("console", "describe", "enter", "exec", "logs", "screenshot", "sleep", "vnc", "wake")
+} | {"checkpoint": ["abc", "/file"], "keep": ["abc", "--as", "warm"]}
 
 
 def ways(name: str) -> Iterator[list[str]]:
@@ -56,7 +57,9 @@ class FlagTests(SynchronousTestCase):
         for name, command in COMMANDS.items():
             if command.part_of and command.alone:
                 alias, whole = parser().parse_args([name]), parser().parse_args([command.part_of, name])
-                self.assertEqual(vars(alias), {key: vars(whole)[key] for key in vars(alias)})
+                its_parts = {"dry_run"} if any(each.part_of == name for each in COMMANDS.values()) else set()
+                shared = {key: value for key, value in vars(alias).items() if key not in its_parts}
+                self.assertEqual(shared, {key: vars(whole)[key] for key in shared})
 
 
 class RefusedTests(SynchronousTestCase):
@@ -72,7 +75,8 @@ class RefusedTests(SynchronousTestCase):
     def test_what_may_be_left_out_is_not_asked_for(self) -> None:
         for name in NEEDED:
             words = self.refusal(name)
-            self.assertTrue(words.endswith("required: POD"), words)
+            needed = {"checkpoint": "POD, FILE", "keep": "POD, --as"}.get(name, "POD")
+            self.assertTrue(words.endswith(f"required: {needed}"), words)
 
 
 class EnteredCommandTests(SynchronousTestCase):
@@ -81,6 +85,15 @@ class EnteredCommandTests(SynchronousTestCase):
     def given(self, *words: str) -> tuple[str, list[str]]:
         options = parser().parse_args(words)
         return options.pod, exactly(options.words, words)
+
+    def test_options_may_stand_between_the_pod_and_the_command(self) -> None:
+        for words in (["exec", "web", "-c", "main", "-i"], ["exec", "-ic", "main", "web"]):
+            options = read([*words, "--", "sh", "-c", "x -- y", "--"])
+            self.assertEqual((options.pod, options.in_container, options.stdin), ("web", "main", True))
+            self.assertEqual(options.words, ["sh", "-c", "x -- y", "--"])
+        options = read(["enter", "web", "--json", "--", "ls", "-l"])
+        self.assertEqual((options.json, options.words), (True, ["ls", "-l"]))
+        self.assertEqual(read(["exec", "--", "web", "ls", "--", "-l"]).words, ["ls", "--", "-l"])
 
     def test_without_a_command(self) -> None:
         self.assertEqual(self.given("enter", "web"), ("web", []))

@@ -26,11 +26,20 @@ class RenderTests(SynchronousTestCase):
     def test_ages(self) -> None:
         for seconds, words in (
             (5, "5s"),
-            (65, "1m5s"),
-            (3600, "1h"),
-            (7260, "2h1m"),
-            (90000, "1d1h"),
-            (86400 * 30, "30d"),
+            (119, "119s"),
+            (120, "2m"),
+            (599, "9m59s"),
+            (659, "10m"),
+            (3 * 3600 - 1, "179m"),
+            (3 * 3600, "3h"),
+            (8 * 3600 - 1, "7h59m"),
+            (8 * 3600, "8h"),
+            (48 * 3600 - 1, "47h"),
+            (49 * 3600, "2d1h"),
+            (8 * 86400 - 1, "7d23h"),
+            (86400 * 729, "729d"),
+            (86400 * 731, "2y1d"),
+            (86400 * 365 * 9, "9y"),
         ):
             self.assertEqual(age(1000 * SECOND, 1000.5 + seconds), words)
         self.assertEqual(age(0, 5.0), "-")
@@ -45,8 +54,9 @@ class RenderTests(SynchronousTestCase):
         ]
         answer = control.ListPodsResponse(provider="aws", pods=pods)
         lines = as_text("pods", answer, OPTIONS).splitlines()
-        self.assertEqual(lines[0].split()[:3], ["POD", "NAME", "STATE"])
-        self.assertEqual(lines[1].split()[:3], ["cdcdcdcdcdcdc", "default/api", "stopped"])
+        self.assertEqual(lines[0].split()[:4], ["NAMESPACE", "NAME", "READY", "STATUS"])
+        self.assertEqual(lines[1].split()[:4], ["default", "api", "0/0", "stopped"])
+        self.assertEqual((lines[0].split()[-1], lines[1].split()[-1]), ("SANDBOX", "cdcdcdcdcdcdc"))
         self.assertIn("0.1000", lines[2])
         self.assertIn("2 pods, 0.1000 USD an hour for 1 VM", lines[3])
         document = json.loads(json.dumps(as_json("pods", answer, OPTIONS)))
@@ -60,9 +70,9 @@ class RenderTests(SynchronousTestCase):
         well = control.Pod(id="cd" * 16, namespace="default", name="api", state="ready", vm=vm())
         text = as_text("pods", control.ListPodsResponse(provider="aws", pods=[failed, well]), OPTIONS)
         head, _, row, counted = text.splitlines()
-        self.assertTrue(head.endswith("WHY"))
-        self.assertIn("default/web  failed", row)
-        self.assertRegex(row, "no capacity in zone a in zone a.*…$")
+        self.assertEqual(head.split()[-2:], ["WHY", "SANDBOX"])
+        self.assertRegex(row, r"default +web +0/0 +failed")
+        self.assertRegex(row, "no capacity in zone a in zone a.*… +ababababababa$")
         self.assertLess(len(row), 260)
         self.assertTrue(counted.startswith("1 pod, and 1 that failed to launch"), counted)
         self.assertNotIn("WHY", as_text("pods", control.ListPodsResponse(pods=[well]), OPTIONS))

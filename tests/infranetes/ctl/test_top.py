@@ -8,6 +8,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.control.usage import UsageCalls
+from infranetes.ctl.cli import read
 from infranetes.ctl.top import Top, size
 from infranetes.stats.gather import Gatherer
 from infranetes_common.wire import control, vmserver
@@ -42,7 +43,7 @@ class TopTests(SynchronousTestCase):
         idle, busy = usage("idle", 1, nano_cores=0), usage("busy", 1, nano_cores=SECOND)
         self.add(silent, idle, busy)
         self.assertEqual([each.pod.name for each in self.top.uses], ["busy", "idle", "silent"])
-        words = self.top.as_text()
+        words = self.top.as_text(read(["top"]))
         self.assertIn("it is unreachable", words)
         self.assertIn("2 pods: 1.00 CPUs", words)
 
@@ -61,7 +62,7 @@ class TopTests(SynchronousTestCase):
 
     def test_without_pods_there_is_a_sentence(self) -> None:
         self.add()
-        self.assertIn("no pod has figures", self.top.as_text())
+        self.assertIn("no pod has figures", self.top.as_text(read(["top"])))
         self.assertEqual(self.top.as_json(), {"pods": []})
 
     def test_sizes_are_short(self) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 from typing import Any, cast
@@ -11,6 +10,7 @@ from typing import Any, cast
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.ctl.cli import read
 from infranetes.ctl.commands import COMMANDS
 from infranetes.ctl.screen import Screen
 from infranetes.ctl.session import Session
@@ -69,7 +69,7 @@ class FollowTests(SynchronousTestCase):
         self.patch(__import__("sys"), "stdout", self.out)
 
     def watch(self, json_wanted: bool = True) -> Any:
-        options = argparse.Namespace(json=json_wanted, watch=True)
+        options = read(["pods", "--watch", *(["--json"] if json_wanted else [])])
         session = Session(cast(Any, self.clock), cast(Any, self.daemon), options)
         watching = start(COMMANDS["pods"].run(session))
         self.addCleanup(lambda: watching.addErrback(lambda _: None).cancel())
@@ -106,11 +106,11 @@ class FollowTests(SynchronousTestCase):
         self.daemon.pods = [control.Pod(id="ab", namespace="default", name="web")]
         self.clock.advance(1)
         self.assertEqual(self.out.getvalue().count("\x1b[H"), 2)
-        self.assertIn("default/web", self.out.getvalue())
+        self.assertIn("default     web", self.out.getvalue())
         self.daemon.pods = None
         self.clock.advance(1)
         last = self.out.getvalue().rpartition("\x1b[H")[2]
-        self.assertIn("default/web", last)
+        self.assertIn("default     web", last)
         self.assertIn("the daemon does not answer: nobody listens", last)
 
 

@@ -330,7 +330,7 @@ class DaemonCase(KeptCase, TestCase):
         request = cri.ContainerStatusRequest(container_id=container)
         return (await self.runtime.ContainerStatus(request, timeout=10.0)).status
 
-    async def in_state(self, container: str, state: int, seconds: float = 20.0) -> Any:
+    async def in_state(self, container: str, state: int, seconds: float = 60.0) -> Any:
         """Wait until a container has this state. Return its status."""
         until = time.monotonic() + seconds * self.patience
         while True:
@@ -376,7 +376,7 @@ class DaemonCase(KeptCase, TestCase):
     async def sleep(self, seconds: float) -> None:
         await deferLater(reactor, seconds, lambda: None)
 
-    async def until(self, true: Callable[[], Any], what: str, seconds: float = 20.0) -> None:
+    async def until(self, true: Callable[[], Any], what: str, seconds: float = 60.0) -> None:
         until = time.monotonic() + seconds * self.patience
         while not true():
             if time.monotonic() > until:

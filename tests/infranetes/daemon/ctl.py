@@ -12,7 +12,7 @@ from typing import Any
 
 from twisted.internet.threads import deferToThread
 
-from infranetes.ctl.cli import DONE, ask, parser, socket_of
+from infranetes.ctl.cli import DONE, ask, read, socket_of
 from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
 from tests.support import warm
 
@@ -22,7 +22,7 @@ class CtlCase(DaemonCase):
 
     async def ctl(self, *arguments: str, code: int = DONE) -> str:
         """Run infranetes-ctl. Return its standard output, or its standard error if there is none."""
-        options = parser().parse_args([*arguments, "--config", str(self.root / "infranetes.toml")])
+        options = read(["--config", str(self.root / "infranetes.toml"), *arguments])
         out, words = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(words):
             self.assertEqual(await ask(reactor, socket_of(options), options), code)
@@ -33,7 +33,11 @@ class CtlCase(DaemonCase):
 
     async def command(self, *arguments: str, code: int = DONE) -> str:
         """The same in a process of its own."""
-        program = warm.command("-m", "infranetes.ctl.cli", *arguments)
+        return await self.command_of("infranetes.ctl.cli", *arguments, code=code)
+
+    async def command_of(self, module: str, *arguments: str, code: int = DONE) -> str:
+        """Run a module in a process of its own."""
+        program = warm.command("-m", module, *arguments)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = await deferToThread(
             subprocess.run, program, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=100

@@ -33,7 +33,13 @@ class SoakCase(TestCase):
     timeout = 600
 
     async def soak(
-        self, infrastructure: str, width: int, pool: int, patience: float = 0.0, seconds: float = SECONDS
+        self,
+        infrastructure: str,
+        width: int,
+        pool: int,
+        patience: float = 0.0,
+        seconds: float = SECONDS,
+        stopped: int = 0,
     ) -> Outcome:
         """Run as many pods as the time allows."""
         soak = CrashSoak(
@@ -45,6 +51,7 @@ class SoakCase(TestCase):
             patience=patience,
             seed=today(),
             infrastructure=SOUND[infrastructure],
+            stopped=stopped,
         )
         self.addCleanup(soak.clean)
         outcome = await soak.run()
@@ -60,7 +67,7 @@ class SoakCase(TestCase):
 @needs_registry
 class ShortSoakTests(SoakCase):
     async def test_no_vm_leaks_and_no_pod_is_lost(self) -> None:
-        await self.soak("simulated", width=4, pool=2, seconds=SHORT_SECONDS)
+        await self.soak("simulated", width=4, pool=1, seconds=SHORT_SECONDS, stopped=2)
 
 
 @nightly
@@ -72,12 +79,12 @@ class CrashSoakTests(SoakCase):
         tls.certificate()
 
     async def test_no_vm_leaks_and_no_pod_is_lost(self) -> None:
-        outcome = await self.soak("simulated", width=4, pool=2, patience=PATIENCE)
+        outcome = await self.soak("simulated", width=4, pool=2, patience=PATIENCE, stopped=2)
         self.assertEqual(outcome.missed, [], "kinds of writes at which no daemon was killed")
         self.assertGreaterEqual(outcome.kills, len(LABELS))
 
     async def test_no_vm_address_or_disk_leaks_on_aws(self) -> None:
-        await self.soak("aws", width=6, pool=1)
+        await self.soak("aws", width=6, pool=1, stopped=2)
 
     async def test_no_vm_or_disk_leaks_on_gcp(self) -> None:
         await self.soak("gcp", width=6, pool=1)

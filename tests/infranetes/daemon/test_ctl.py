@@ -39,7 +39,7 @@ class CtlTests(CtlCase):
         self.assertEqual(mode, 0o600)
         sandbox = await self.run_pod("web")
         words = await self.command("pods", "--socket", str(self.root / "run" / CONTROL_SOCKET))
-        self.assertIn("default/web", words)
+        self.assertIn("default     web", words)
         (pod,) = (await self.json("pods"))["pods"]
         (vm,) = await self.vms()
         self.assertEqual((pod["id"], pod["state"], pod["vm"]["id"]), (sandbox, "ready", vm["id"]))
@@ -59,6 +59,17 @@ class CtlTests(CtlCase):
         self.assertIn("1 orphan ended", await self.ctl("end-orphans", vm["id"]))
         self.assertEqual(await self.vms(), [])
         self.assertIn("no orphans", await self.ctl("end-orphans"))
+
+    async def test_a_pod_whose_containers_can_not_be_held_still_goes_on(self) -> None:
+        await self.start()
+        sandbox = await self.run_pod("web")
+        container = await self.run_container(sandbox, self.box(script="exec sleep 1000"))
+        words = await self.ctl("keep", "web", "--as", "warm", code=FAILED)
+        self.assertIn("it can't be kept", words)
+        request = cri.ExecSyncRequest(container_id=container, cmd=["echo", "on"], timeout=60)
+        self.assertEqual((await self.runtime.ExecSync(request, timeout=90.0)).stdout, b"on\n")
+        self.assertEqual(await self.json("kept"), {"states": []})
+        self.assertEqual([path for path in (self.root / "state" / "kept").glob("*/*")], [])
 
     async def metrics(self) -> set[tuple[str, int]]:
         """Return names and values of the only pod's metrics, once its VM has measured."""
@@ -108,12 +119,22 @@ class CtlTests(CtlCase):
         await self.start()
         sandbox = await self.run_pod("web")
         said: dict[str, tuple[list[str], int]] = {
+            "get": ([], FAILED),  # and says what
             "pods": ([], DONE),
+            "ps": ([], DONE),
+            "events": ([], DONE),
+            "explain": ([], DONE),
             "describe": ([sandbox], DONE),
             "console": ([sandbox], FAILED),  # simulated VMs have neither consoles nor sizes
             "enter": ([sandbox], FAILED),  # not allowed by the configuration
+            "exec": ([sandbox, "--", "true"], FAILED),  # it has no container
             "screenshot": ([sandbox], FAILED),
             "vnc": ([sandbox], FAILED),
+            "checkpoint": ([sandbox, str(self.root / "web.tar")], DONE),
+            "keep": ([sandbox, "--as", "warm"], FAILED),  # it has no container that runs
+            "kept": ([], DONE),
+            "sleep": ([sandbox], DONE),
+            "wake": ([sandbox], DONE),
             "logs": ([sandbox], FAILED),  # the sandbox has no container
             "top": ([], DONE),
             "support-bundle": ([str(self.root / "bundle.tar.gz")], DONE),
@@ -167,6 +188,22 @@ class CtlTests(CtlCase):
             self.assertEqual(told["pod"]["id"], sandbox)
         watching.send_signal(signal.SIGINT)
         self.assertEqual(await deferToThread(watching.wait), INTERRUPTED)
+
+    async def test_lists_and_commands_of_a_container(self) -> None:
+        await self.start()
+        sandbox = await self.run_pod("web-7d4b9")
+        container = await self.run_container(sandbox, self.box(script="sleep 600"))
+        config = ["--config", str(self.root / "infranetes.toml")]
+        self.assertEqual(await self.ctl("get", "containers", "-q"), f"{container}\n")
+        self.assertEqual(await self.ctl("get", "pods", "-n", "default", "-o", "name"), "pod/web-7d4b9\n")
+        self.assertIn("main", await self.ctl("describe", "pod", "web"))
+        events = (await self.json("events", "web"))["events"]
+        self.assertIn("the VM starts", {each["what"] for each in events})
+        said = await self.command("exec", "web-7d4b9", *config, "--", "echo", "hello")
+        self.assertEqual(said, "hello\n")
+        await self.command("exec", *config, container[:12], "--", "sh", "-c", "exit 7", code=7)
+        offered = await self.command_of("infranetes.ctl", "__complete", "pods", "w", "describe", *config)
+        self.assertEqual(offered, "web-7d4b9\n")
 
     async def test_without_a_daemon_it_says_so(self) -> None:
         (self.root / "infranetes.toml").write_text(self.written())

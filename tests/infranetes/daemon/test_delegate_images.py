@@ -88,7 +88,7 @@ class DelegateImagesCase(DaemonCase):
 
     def disks(self) -> set[str]:
         """Return the diff ids of layers that have a disk on the node."""
-        return {f"sha256:{path.name.partition('.')[0]}" for path in self.files()}
+        return {"sha256:" + re.split("[-.]", path.name)[0] for path in self.files()}
 
     def inodes(self) -> set[int]:
         """Return the inode numbers of these disks."""
@@ -139,7 +139,8 @@ class DelegateImagesTests(DelegateImagesCase):
         await self.run_container(sandbox, self.of(self.spelled(built.id), "second"))
 
     async def test_disks_outlive_the_daemon_and_a_tag_that_moves_means_another_image(self) -> None:
-        before, after = oci.busybox(), oci.busybox(extra={"etc/after": b"x"})
+        upper: dict[str, bytes | tuple[str, str]] = {"etc/after": b"x", "etc/same": ("hard", "etc/passwd")}
+        before, after = oci.busybox(), oci.busybox(extra=upper)
         reference = await self.pulled("moves", before)
         await self.run_container(await self.run_in_vm(), self.of(reference))
         [inode] = self.inodes()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import tarfile
 from typing import Any
 
 from infranetes_common.wire import cri
@@ -172,9 +173,13 @@ class LifeTests(DaemonCase):
             mode = stat.S_IMODE(os.stat(self.root / "state" / kept).st_mode)
             self.assertEqual(mode & 0o077, 0, kept)
 
-    async def test_what_is_not_offered_says_so(self) -> None:
-        request = cri.CheckpointContainerRequest(container_id="x", location="/tmp/x")
-        await self.refused(Code.UNIMPLEMENTED, self.runtime.CheckpointContainer(request, timeout=5.0))
+    async def test_a_container_is_checkpointed_where_the_call_says(self) -> None:
+        container = await self.run_container(await self.run_pod(), self.box(script="sleep 1000"))
+        request = cri.CheckpointContainerRequest(container_id=container, location=str(self.root / "made"))
+        await self.runtime.CheckpointContainer(request, timeout=5.0)
+        with tarfile.open(self.root / "made") as archive:
+            self.assertIn("checkpoint/vm.json", archive.getnames())
+        await self.refused(Code.ALREADY_EXISTS, self.runtime.CheckpointContainer(request, timeout=5.0))
 
     async def test_who_it_is(self) -> None:
         version = await self.runtime.Version(cri.VersionRequest(), timeout=5.0)

@@ -14,6 +14,7 @@ from tests.infranetes.daemon.case import DaemonCase
 from txgrpc import Code
 
 _LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}\S+) (stdout|stderr) ([PF]) (.*)")
+MUCH_SECONDS = 100.0  # that hundreds of thousands of lines may take where all processors are busy
 COUNTING = """
 i=0; until [ -e {enough} ]; do echo line $i; i=$((i+1)); sleep 0.02; done
 echo $i > {written}; mv {written} {count}
@@ -98,7 +99,7 @@ class LogTests(DaemonCase):
             sandbox = await self.run_pod(f"job-{number}")
             container = await self.run_container(sandbox, self.box(script=f"seq 1 {count}"))
             if not stopped:
-                await self.in_state(container, cri.CONTAINER_EXITED)
+                await self.in_state(container, cri.CONTAINER_EXITED, MUCH_SECONDS)
             await self.stop_pod(sandbox)
             path = self.log_directory / f"job-{number}" / "main.log"
             texts = [line.rpartition(" ")[2] for line in path.read_text().splitlines()]
@@ -122,7 +123,7 @@ class LogTests(DaemonCase):
                 await self.runtime.ReopenContainerLog(
                     cri.ReopenContainerLogRequest(container_id=container), timeout=10.0
                 )
-        await self.in_state(container, cri.CONTAINER_EXITED)
+        await self.in_state(container, cri.CONTAINER_EXITED, MUCH_SECONDS)
         await self.stop_pod(sandbox)
         lines = [line for file in (old, path) for line in file.read_text().splitlines()]
         self.assertEqual([line.rpartition(" ")[2] for line in lines], [str(n) for n in range(1, count + 1)])

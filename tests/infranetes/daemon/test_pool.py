@@ -23,8 +23,8 @@ class PoolTests(DaemonCase):
         self.config["pool"] = {"parallel": 4, "per_minute": 600}
         self.size(3)
 
-    def size(self, count: int) -> None:
-        self.sizes = f"\n[[pool.sizes]]\ncount = {count}\n"
+    def size(self, count: int, stopped: int = 0) -> None:
+        self.sizes = f"\n[[pool.sizes]]\ncount = {count}\nstopped = {stopped}\n"
 
     def written(self) -> str:
         return super().written() + self.sizes
@@ -34,6 +34,9 @@ class PoolTests(DaemonCase):
             found = store.execute(f"SELECT id, state, token FROM {table}").fetchall()  # noqa: S608
         store.close()
         return found
+
+    def stopped(self) -> set[str]:
+        return {row[0] for row in self.rows("pool") if row[1] == "stopped"}
 
     def idle(self) -> set[str]:
         return {row[0] for row in self.rows("pool") if row[1] == "idle"}
@@ -81,3 +84,24 @@ class PoolTests(DaemonCase):
         await self.restart()
         await self.until(lambda: not self.rows("pool"), "the pool is gone")
         self.assertEqual([vm["sandbox_id"] for vm in await self.vms()], [sandbox])
+
+    async def test_those_that_wait_stopped_are_started_for_pods_by_the_next_daemon_too(self) -> None:
+        self.size(0, stopped=2)
+        await self.start()
+        await self.until(lambda: len(self.stopped()) == 2, "two VMs are stopped")
+        before = self.stopped()
+        states = {vm["state"] for vm in await self.vms()}
+        self.assertEqual(states, {"stopped"})
+        used = {await self.run_pod("first")}
+        await self.restart()
+        await self.until(lambda: len(self.stopped()) == 2, "two VMs are stopped")
+        self.assertLess(before - self.stopped(), before)
+        used.add(second := await self.run_pod("second"))
+        self.assertLessEqual(before & used, before)
+        self.assertEqual(before & self.stopped(), before - used)
+        container = await self.run_container(second, self.box(script="sleep 1000"))
+        await self.in_state(container, cri.CONTAINER_RUNNING)
+        self.size(0)
+        await self.restart()
+        await self.until(lambda: not self.rows("pool"), "the pool is gone")
+        self.assertEqual({vm["sandbox_id"] for vm in await self.vms()}, used)

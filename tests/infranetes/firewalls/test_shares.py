@@ -9,6 +9,7 @@ import subprocess
 import time
 
 from infranetes.providers.interface import Share
+from tests.harness.needs import needs_programs
 from tests.infranetes.providers.qemu.network.firewall_case import (
     NODE,
     OUTSIDE,
@@ -73,11 +74,13 @@ class ShareTests(FirewallCase):
         self.assertEqual(await blocking(self.begin, self.a, SHARE), 0)
         self.assertEqual(await blocking(self.begin, self.b, SHARE), SHARE)
 
+    @needs_programs("conntrack")
     async def test_what_has_ended_counts_no_more(self) -> None:
         self.assertEqual(await blocking(self.begin, self.a, SHARE), SHARE)
         await blocking(subprocess.run, ["conntrack", "-D", "-s", self.a.address], capture_output=True)
         self.assertGreater(await blocking(self.begin, self.a, SHARE), 0)
 
+    @needs_programs("conntrack")
     async def test_the_next_pod_with_the_address_has_a_share_of_its_own(self) -> None:
         self.assertEqual(await blocking(self.begin, self.a, SHARE), SHARE)
         await self.network.forbid(self.a.port)
@@ -100,6 +103,7 @@ class ShareTests(FirewallCase):
         await self.network.forbid(self.b.port)
         await self.cannot_reach(self.a, self.b)
 
+    @needs_programs("conntrack")
     async def test_what_is_half_open_is_soon_forgotten(self) -> None:
         """Also where one end is the node, which takes connections of pods, and makes some to them."""
         for machine in (self.a, self.outside):  # their kernels know nothing of these connections

@@ -73,7 +73,7 @@ class CloudDiskTests(SynchronousTestCase):
         return loop_devices_of(str(work / "disk.raw"))
 
     def until(self, done: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 100
         while not done():
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.02)

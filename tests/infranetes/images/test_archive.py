@@ -14,7 +14,8 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from infranetes_common.errors import InvalidArgument, NotFound, Unavailable
+from infranetes.images import archive
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from tests.harness.needs import needs_docker, needs_registry
 from tests.infranetes.images.support import StoreCase, small
 from tests.support import oci
@@ -42,6 +43,17 @@ class ArchiveTests(StoreCase):
             self.assertEqual(
                 ["sha256:" + hashlib.sha256(one).hexdigest() for one in layers], list(image.diff_ids)
             )
+
+        return self.run_(body())
+
+    def test_one_with_more_layers_than_docker_takes_is_refused(self) -> Any:
+        async def body() -> None:
+            got = await self.pulled("high", oci.image([oci.layer({f"{n}": b""}) for n in range(3)]))
+            self.patch(archive, "DOCKER_LAYERS", 3)
+            await collect(self.store.archive(got.id))
+            self.patch(archive, "DOCKER_LAYERS", 2)
+            message = await self.fails(FailedPrecondition, collect(self.store.archive(got.id)))
+            self.assertIn("has 3 layers, Docker stacks 2", message)
 
         return self.run_(body())
 

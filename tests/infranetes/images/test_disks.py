@@ -85,6 +85,27 @@ class MakingTests(DisksCase):
 
         return self.run_(body())
 
+    def test_a_layer_that_does_not_describe_its_directories_has_one_for_each_image_too(
+        self,
+    ) -> Any:
+        async def body() -> None:
+            upper = oci.layer({"tmp/a": b"a"})
+            lone = await self.pulled("lone", oci.image([upper]))
+            (alone,) = await self.store.disks(lone.id)  # which the other images do not take
+            bases = [oci.layer({"tmp": ("dir", mode)}) for mode in ("1777", "700")]
+            images = [
+                await self.pulled(name, oci.image([base, upper]))
+                for name, base in zip(("one", "two"), bases, strict=True)
+            ]
+            made = [await self.store.disks(image.id) for image in images]
+            self.assertEqual(len({alone.digest, made[0][1].digest, made[1][1].digest}), 3)
+            self.store = await self.restarted()
+            self.assertEqual([await self.store.disks(image.id) for image in images], made)
+            self.assertEqual(await self.store.disks(lone.id), [alone])
+            self.assert_nothing_left()
+
+        return self.run_(body())
+
     def test_calls_at_once_share_the_work(self) -> Any:
         async def body() -> None:
             one, two = await self.pulled("one", small("1")), await self.pulled("two", small("2"))
@@ -138,9 +159,9 @@ class MakingTests(DisksCase):
     def test_more_layers_than_can_be_stacked_are_refused_before_anything_is_made(self) -> Any:
         async def body() -> None:
             image = await self.pulled("deep", oci.image([oci.layer({f"{n}": b""}) for n in range(3)]))
-            self.patch(disks, "MAX_STACKED", 3)
+            self.patch(disks, "MAX_LAYERS", 3)
             await self.store.disks(image.id)
-            self.patch(disks, "MAX_STACKED", 2)
+            self.patch(disks, "MAX_LAYERS", 2)
             other = await self.pulled("deeper", oci.image([oci.layer({f"x{n}": b""}) for n in range(3)]))
             message = await self.fails(FailedPrecondition, self.store.disks(other.id))
             self.assertIn(f"image {other.id} has 3 layers", message)

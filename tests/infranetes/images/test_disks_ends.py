@@ -26,7 +26,7 @@ from tests.support.oci import BuiltImage
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
-FORMAT_AND_DIGEST = (1, "sha256:550423b8585590e62ae584575f110530992b50d323a8947366195859a324d258")
+FORMAT_AND_DIGEST = (2, "sha256:550423b8585590e62ae584575f110530992b50d323a8947366195859a324d258")
 
 
 # A daemon that dies at a step, or after the last: argv is the store's directory, an image id and the step.

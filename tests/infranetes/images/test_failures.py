@@ -385,7 +385,7 @@ class KilledTests(HostileCase):
             finally:
                 daemon.send_signal(signal.SIGKILL)
                 daemon.wait()
-            await until(lambda: not skopeos(directory), "skopeo is killed", 5)
+            await until(lambda: not skopeos(directory), "skopeo is killed", 60)
             store = await self.new_store(directory)
             self.assertEqual(store.list(), [])
             self.assertEqual(list(directory.glob("pulls/*")), [])

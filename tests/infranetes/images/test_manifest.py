@@ -133,10 +133,28 @@ class ReadTests(SynchronousTestCase):
             document["layers"][1]["mediaType"] = kind
             self.assertIn(kind, str(self.assertRaises(FailedPrecondition, self.reading, document)))
 
+    def test_layers_that_are_not_for_everybody_to_hand_on_are_layers(self) -> None:
+        for kind, compression in (
+            ("application/vnd.oci.image.layer.nondistributable.v1.tar", ""),
+            ("application/vnd.oci.image.layer.nondistributable.v1.tar+gzip", "gzip"),
+            ("application/vnd.oci.image.layer.nondistributable.v1.tar+zstd", "zstd"),
+            ("application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", "gzip"),
+        ):
+            document = json.loads(built().manifest.data)
+            document["layers"][1]["mediaType"] = kind
+            got = self.reading(document)
+            assert isinstance(got, Manifest)
+            self.assertEqual(got.layers[1].compression, compression)
+
     def test_more_layers_than_can_be_stacked_are_refused(self) -> None:
         document = json.loads(built().manifest.data)
         document["layers"] *= 100
-        self.assertIn("200 layers", str(self.assertRaises(FailedPrecondition, self.reading, document)))
+        highest = self.reading(document)
+        assert isinstance(highest, Manifest)
+        self.assertEqual(len(highest.layers), 200)
+        document["layers"].append(document["layers"][0])
+        error = self.assertRaises(FailedPrecondition, self.reading, document)
+        self.assertIn("201 layers, 200 can be stacked", str(error))
 
     def test_garbage_is_refused_in_words(self) -> None:
         deep = b'{"a":' * 100_000

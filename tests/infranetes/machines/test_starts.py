@@ -143,6 +143,29 @@ class StartsTests(SynchronousTestCase):
         self.starts.end("unknown")
         self.assertEqual(self.began, ["a"])
 
+    def test_nobody_overtakes_the_line_when_there_is_more_room(self) -> None:
+        for id in "ab":
+            self.ask(id)
+        self.most = 3
+        self.ask("c")
+        self.assertEqual(self.began, ["a"])
+        self.starts.end("a")
+        self.assertEqual(self.began, ["a", "b", "c"])
+
+    def test_only_those_behind_are_told_of_one_that_joins_and_all_of_one_whose_patience_ends(self) -> None:
+        self.ask("a")
+        self.ask("b")
+        self.clock.advance(1)
+        self.ask("c")
+        self.ask("d")
+        self.told.clear()
+        self.ask("e")
+        self.assertEqual(self.told, {"e": (3, 1)})
+        for _ in range(int(PATIENCE) - 1):
+            self.starts.take("a", PLACE)
+            self.clock.advance(1)
+        self.assertEqual(self.told, {"c": (0, 2), "d": (1, 2), "e": (2, 2)})
+
     def test_a_higher_bound_holds_from_the_next_end_on(self) -> None:
         for id in "abcd":
             self.ask(id)
@@ -162,6 +185,11 @@ class StartsTests(SynchronousTestCase):
         other.cancel()
         self.failureResultOf(other, CancelledError)
         self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_after_a_stop_nobody_takes_a_place_either(self) -> None:
+        self.starts.stop()
+        self.starts.take("claimed", PLACE)
+        self.assertEqual((self.starts.under_way, self.clock.getDelayedCalls()), (0, []))
 
     def test_many_that_go_at_once(self) -> None:
         for number in range(300):

@@ -8,11 +8,13 @@ from html.parser import HTMLParser
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.monitoring.html import POLICY, thd_own_file
 from infranetes.monitoring.overview import Overview, Pod, PoolOverview, Provider
-from infranetes.monitoring.page import _thd_page, style
+from infranetes.monitoring.page import node_parts, thd_node_page
 from infranetes.monitoring.recent_warnings import Warned
 from infranetes.observer import Launch, LaunchKind, LaunchStep
 
+STYLE = thd_own_file("style.css")
 EVIL = "<script>alert('x')</script>\"&"
 STEPS = ((LaunchStep.REQUEST, 1.0), (LaunchStep.BOOT, 2.0), (LaunchStep.AGENT, 1.0))
 
@@ -50,7 +52,7 @@ class PageTests(SynchronousTestCase):
     """The pages made from overviews."""
 
     def page(self, shown: Overview) -> Elements:
-        return Elements(_thd_page(shown))
+        return Elements(thd_node_page(shown))
 
     def test_a_node_without_anything(self) -> None:
         text = self.page(EMPTY).text
@@ -121,8 +123,7 @@ class PageTests(SynchronousTestCase):
             warnings=[Warned(0.0, "warn", EVIL)],
         )
         page = self.page(evil)
-        tags = {tag for tag, _ in page.elements}
-        self.assertNotIn("script", tags)
+        self.assertEqual([each for tag, each in page.elements if tag == "script"], [{"src": "page.js"}])
         self.assertGreater(page.text.count(EVIL), 10)
         attributes = [each for _, given in page.elements for each in given]
         self.assertEqual([each for each in attributes if each.startswith("on")], [])
@@ -142,14 +143,57 @@ class PageTests(SynchronousTestCase):
         self.assertNotIn("hunter2", text)
         self.assertEqual(text.count("no answer: https://(hidden)@proxy.example"), 6)
 
-    def test_it_loads_nothing_but_its_style(self) -> None:
+    def test_it_loads_nothing_but_its_own_files(self) -> None:
         page = self.page(attrs.evolve(EMPTY, pods=[pod("default/web")], launches=[launch()]))
         given = [attributes for _, attributes in page.elements]
         links = {value for each in given for name, value in each.items() if name in ("src", "href")}
-        self.assertEqual(links, {"style.css", "metrics"})
+        self.assertEqual(links, {"style.css", "page.js", "metrics", "data:,", "pods/0123456789abcdef"})
         self.assertEqual([each for each in given if "style" in each], [])
-        self.assertNotIn(b"url(", style())
-        self.assertNotIn(b"@import", style())
+        for words in (b"url(", b"@import"):
+            self.assertNotIn(words, STYLE)
+
+    def test_nothing_is_executed_but_its_script(self) -> None:
+        """Its Content-Security-Policy allows nothing else."""
+        page = self.page(attrs.evolve(EMPTY, pods=[pod("default/web")], launches=[launch()]))
+        scripts = [attributes for tag, attributes in page.elements if tag == "script"]
+        self.assertEqual(scripts, [{"src": "page.js"}])
+        self.assertNotIn("unsafe", POLICY)
+        for words in (b"eval(", b"Function(", b"document.write", b"http:", b"https:"):
+            self.assertNotIn(words, thd_own_file("page.js"))
+
+    def test_without_scripts_it_is_loaded_again_and_again(self) -> None:
+        tags = [tag for tag, _ in self.page(EMPTY).elements]
+        self.assertEqual(tags[tags.index("noscript") + 1], "meta")
+        metas = [attributes for tag, attributes in self.page(EMPTY).elements if tag == "meta"]
+        self.assertIn({"http-equiv": "refresh", "content": "10"}, metas)
+
+    def test_a_part_is_the_same_whenever_it_is_made(self) -> None:
+        """Else every row would be sent anew every second."""
+        shown = attrs.evolve(EMPTY, pods=[pod("default/web")], launches=[launch()])
+        later = attrs.evolve(shown, now=shown.now + 60.0)
+        self.assertEqual(node_parts(shown), node_parts(later))
+        self.assertNotEqual(
+            node_parts(shown), node_parts(attrs.evolve(shown, pods=[pod("default/web", "ill")]))
+        )
+
+    def test_a_part_is_the_element_with_its_id_in_the_page(self) -> None:
+        shown = attrs.evolve(EMPTY, pods=[pod("default/web")], launches=[launch()])
+        of_page = {attributes.get("id"): tag for tag, attributes in self.page(shown).elements}
+        for id, part in node_parts(shown).items():
+            tag, attributes = Elements(part.html(id).encode()).elements[0]
+            self.assertEqual((tag, attributes.get("id")), (of_page[id], id))
+
+    def test_costs_are_shown_where_they_are_known(self) -> None:
+        dear = attrs.evolve(pod("default/web"), id="fedcba9876543210", cost=0.096)
+        shown = attrs.evolve(EMPTY, pods=[dear, pod("default/db")], cost=0.096)
+        text = self.page(shown).text
+        self.assertIn("m5.large 0.0960 USD/h", text)
+        self.assertIn("0.10\n USD an hour", text)
+        self.assertNotIn("USD", self.page(attrs.evolve(EMPTY, pods=[pod("default/db")])).text)
+
+    def test_long_texts_are_cut(self) -> None:
+        text = self.page(attrs.evolve(EMPTY, pods=[pod("default/web", "word " * 10_000)])).text
+        self.assertLess(len(text), 6000)
 
     def test_a_narrow_window_has_what_it_shows_each_cell_with(self) -> None:
         page = self.page(attrs.evolve(EMPTY, pods=[pod("default/web")]))
@@ -160,4 +204,4 @@ class PageTests(SynchronousTestCase):
 
     def test_the_style_knows_every_step(self) -> None:
         for step in LaunchStep:
-            self.assertIn(f"rect.{step.value} ".encode(), style())
+            self.assertIn(f"rect.{step.value} ".encode(), STYLE)

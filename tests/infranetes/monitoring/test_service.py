@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import select
 import socket
 import ssl
 import time
@@ -20,7 +21,9 @@ from twisted.trial.unittest import TestCase
 
 from infranetes.monitoring import site
 from infranetes.monitoring.config import MetricsConfig
+from infranetes.monitoring.live import streams
 from infranetes.monitoring.metrics import Metrics
+from infranetes.monitoring.pod_view import PodView
 from infranetes.monitoring.service import Monitoring
 from infranetes.observer import Launch, LaunchKind, LaunchStep
 from infranetes.pods.node.inventory import Sandbox
@@ -29,11 +32,14 @@ from infranetes.pods.store.states import SandboxState
 from infranetes.pods.vm.sandbox_vm import machine_for
 from infranetes_common.concurrency import deferred
 from infranetes_common.config import structure
-from infranetes_common.errors import FailedPrecondition, ResourceExhausted
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from infranetes_common.reactors import installed
+from infranetes_common.wire import control
+from tests.harness.durations import slow
 from tests.harness.needs import needs_programs
 from tests.infranetes.monitoring.client import Answer, get
 from tests.infranetes.pods.fakes import FakeNode, pod
+from tests.support.waiting import until
 from tests.txgrpc.certificates import Authority
 
 reactor = installed()
@@ -55,12 +61,24 @@ class MonitoringCase(TestCase):
     async def serve(self, **table: object) -> str:
         """Start to serve. Return the base URL."""
         config = structure({"listen": "127.0.0.1:0", **table}, MetricsConfig, source="metrics")
-        serving = Monitoring(reactor, config, self.world.shown, self.metrics)
+        serving = self.serving = Monitoring(reactor, config, self.world.shown, self.metrics)
         self.addCleanup(lambda: maybeDeferred(serving.stopService))
         await serving.startService()
         address = serving._ports[0].getHost()
         assert isinstance(address, IPv4Address)
         return f"{self.scheme}://127.0.0.1:{address.port}/"
+
+    def add_pods(self, count: int) -> list[Sandbox]:
+        """Add ready pods without VMs."""
+        node, added = self.world.node, []
+        for number in range(count):
+            config, id = pod(f"p{number}").SerializeToString(), f"{number:032}"
+            record = SandboxRecord(
+                id, id, SandboxState.READY, f"p{number}", config, "", number, "fake", "docker"
+            )
+            added.append(Sandbox(record, partial(machine_for, node.providers, node.inventory)))
+            node.inventory.add(added[-1])
+        return added
 
     def file(self, content: str | bytes, mode: int = 0o600) -> str:
         path = Path(self.mktemp())
@@ -366,13 +384,160 @@ class PageTests(MonitoringCase):
         """The harness fails a test in which a callback blocks it."""
         url = await self.serve(page=True)
         self.world.provider_ready()
-        node = self.world.node
-        for number in range(600):
-            config, id = pod(f"p{number}").SerializeToString(), f"{number:032}"
-            record = SandboxRecord(
-                id, id, SandboxState.READY, f"p{number}", config, "", number, "fake", "docker"
-            )
-            node.inventory.add(Sandbox(record, partial(machine_for, node.providers, node.inventory)))
+        self.add_pods(600)
         page, metrics = await get(url), await get(url + "metrics")
         self.assertIn("100 older ones are not shown.", page.body)
         self.assertIn('infranetes_sandboxes{provider="fake",state="ready"} 600.0', metrics.body)
+
+
+class _Pods:
+    """Knows one pod, and notes whether its console was asked for. :ivar names: by which it knows it."""
+
+    def __init__(self) -> None:
+        self.names = {"default/web"}
+        self.asked: list[tuple[str, bool]] = []
+
+    async def look(self, pod: str, *, console: bool) -> PodView:
+        self.asked.append((pod, console))
+        if pod == "several":
+            raise InvalidArgument("several pods are meant")
+        if pod not in self.names:
+            raise NotFound(f"nothing is known of a pod {pod!r}")
+        known = control.Pod(id="abc", namespace="default", name="web", state="ready")
+        return PodView(control.DescribePodResponse(pod=known), (), (), ())
+
+
+class PodPageTests(MonitoringCase):
+    """The pages of pods, where that of the node is enabled."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.pods = _Pods()
+
+    @deferred
+    async def test_a_pod_and_what_is_none(self) -> None:
+        url = await self.serve(page=True)
+        answer = await get(url + "pods/default/web")
+        self.assertEqual((answer.status, answer.headers["Content-Type"]), (200, "text/html; charset=utf-8"))
+        self.assertIn('href="../../style.css"', answer.body)
+        self.assertIn('data-live="../../live/default/web"', answer.body)
+        self.assertIn("script-src 'self'", answer.headers["Content-Security-Policy"])
+        answer = await get(url + "pods/%3Cb%3E")
+        self.assertEqual((answer.status, answer.headers["Content-Type"]), (404, "text/plain; charset=utf-8"))
+        self.assertEqual((await get(url + "pods/several")).status, 409)
+
+    @deferred
+    async def test_its_console_only_behind_the_token(self) -> None:
+        """Everybody on the node may ask an address of its own that needs none."""
+        await get(await self.serve(page=True) + "pods/default/web")
+        url = await self.serve(page=True, token_file=self.file(SECRET))
+        self.assertEqual((await get(url + "pods/default/web")).status, 401)
+        await get(url + "pods/default/web", {"Authorization": f"Bearer {SECRET}"})
+        self.assertEqual(self.pods.asked, [("default/web", False), ("default/web", True)])
+
+    @deferred
+    async def test_only_where_the_page_is(self) -> None:
+        url = await self.serve()
+        for path in ("pods/default/web", "live/default/web"):
+            self.assertEqual((await get(url + path)).status, 404)
+
+    async def serve(self, **table: object) -> str:
+        url = await super().serve(**table)
+        self.serving.show_pods(self.pods)
+        return url
+
+
+class LiveTests(MonitoringCase):
+    """The stream of the page, where that is enabled."""
+
+    def follow(self, url: str, *lines: str) -> socket.socket:
+        """Begin to read it."""
+        connection = socket.create_connection(
+            ("127.0.0.1", int(url.rstrip("/").rpartition(":")[2])), timeout=60
+        )
+        self.addCleanup(connection.close)
+        head = ["GET /live HTTP/1.1", "Host: localhost", *lines, "", ""]
+        connection.sendall("\r\n".join(head).encode())
+        return connection
+
+    def _thd_read_until(self, connection: socket.socket, words: bytes) -> bytes:
+        """Return what is read up to some words, without the ends of chunks."""
+        read = b""
+        while words not in read:
+            more = connection.recv(1 << 16)
+            self.assertTrue(more, read[-500:])
+            read += more
+        return read
+
+    @deferred
+    async def test_only_where_the_page_is_and_behind_its_token(self) -> None:
+        url = await self.serve()
+        self.assertEqual((await get(url + "live")).status, 404)
+        url = await self.serve(page=True, token_file=self.file(SECRET))
+        self.assertEqual((await get(url + "live")).status, 401)
+        self.assertEqual((await get(url + "page.js")).status, 401)
+        reading = self.follow(url, f"Authorization: Bearer {SECRET}")
+        head = await deferToThread(self._thd_read_until, reading, b'"pods-end"')
+        self.assertIn(b"text/event-stream", head)
+        refused = self.follow(url, "Host: evil.example")
+        self.assertIn(b" 421 ", await deferToThread(refused.recv, 4096))
+
+    @slow(4, "16 readers read three changes of 250 pods, each a second after the other")
+    @deferred
+    async def test_250_pods_that_change_and_16_readers_keep_the_reactor_from_nothing(self) -> None:
+        """The harness fails a test in which a callback blocks it. One reader reads nothing."""
+        sandboxes = self.add_pods(250)
+        url = await self.serve(page=True)
+        readers = [self.follow(url) for _ in range(16)]
+        for number in range(3):
+            for sandbox in sandboxes:
+                sandbox.failure = f"change {number} of " + "x" * 500
+            await deferToThread(self._thd_last_change, readers[1:], number)
+        self.assertEqual(self.serving._streams.readers, 16)
+        refused = self.follow(url)
+        self.assertIn(b" 503 ", await deferToThread(refused.recv, 4096))
+
+    @slow(9, "a reader is let go a while after it has read nothing")
+    @deferred
+    @needs_programs("openssl")
+    async def test_over_tls_who_reads_is_sent_everything_and_who_does_not_is_let_go(self) -> None:
+        self.patch(streams, "STALL_SECONDS", 1.0)
+        self.scheme = "https"
+        authority = Authority("tests")
+        certificate, key = authority.issue("localhost")
+        trust = ssl.create_default_context(cadata=authority.pem.decode())
+        chain = self.file(certificate + authority.pem)
+        sandboxes = self.add_pods(250)
+        url = await self.serve(page=True, certificate_file=chain, key_file=self.file(key))
+
+        def _thd_follow(*options: int) -> ssl.SSLSocket:
+            connection = socket.socket()
+            for option in options:  # before it connects, so that little is on its way
+                connection.setsockopt(socket.SOL_SOCKET, option, 4096)
+            connection.connect(("127.0.0.1", int(url.rstrip("/").rpartition(":")[2])))
+            connection.settimeout(60)
+            secured = trust.wrap_socket(connection, server_hostname="localhost")
+            secured.sendall(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return secured
+
+        reads = await deferToThread(_thd_follow)
+        self.addCleanup(reads.close)
+        reads_nothing = await deferToThread(_thd_follow, socket.SO_RCVBUF)
+        self.addCleanup(reads_nothing.close)
+        await until(lambda: self.serving._streams.readers == 2, "both are readers")
+        number = 0
+        while self.serving._streams.readers == 2:
+            number += 1
+            for sandbox in sandboxes:
+                sandbox.failure = f"change {number} of " + "x" * 1500
+            await deferToThread(self._thd_read_until, reads, f"change {number} of ".encode())
+            self.assertLess(number, 60, "who reads nothing is still there")
+
+    def _thd_last_change(self, readers: list[socket.socket], number: int) -> None:
+        """Read until every pod's change has come to every reader."""
+        read, said = dict.fromkeys(readers, b""), f"change {number} of ".encode()
+        while behind := [each for each in readers if read[each].count(said) < 250]:
+            for each in select.select(behind, [], [], 60.0)[0]:
+                more = each.recv(1 << 18)
+                self.assertTrue(more)
+                read[each] += more

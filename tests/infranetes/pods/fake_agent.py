@@ -4,11 +4,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from typing import Any, ParamSpec, TypeVar, cast
 
 from twisted.internet.defer import Deferred
 
+from infranetes.machines.keeping import Adoption, Hook
+from infranetes.providers.interface import MemoryRange
 from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
 from infranetes_common.nfs import NfsMount
 from infranetes_common.pod_firewall import PodFirewall
@@ -37,11 +48,11 @@ class FakeStream:
     """A Watch stream that the test feeds."""
 
     def __init__(self) -> None:
-        self._events: list[Any] = []
-        self._waiting: Deferred[Any] | None = None
+        self._events: list[vmserver.WatchEvent | Exception] = []
+        self._waiting: Deferred[vmserver.WatchEvent] | None = None
         self.ended = False
 
-    def feed(self, event: Any) -> None:
+    def feed(self, event: vmserver.WatchEvent) -> None:
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             waiting.callback(event)
@@ -63,12 +74,11 @@ class FakeStream:
     def __aiter__(self) -> FakeStream:
         return self
 
-    async def __anext__(self) -> Any:
-        if self._events:
-            event = self._events.pop(0)
-        else:
+    async def __anext__(self) -> vmserver.WatchEvent:
+        if not self._events:
             self._waiting = Deferred()
-            event = await self._waiting
+            return await self._waiting
+        event = self._events.pop(0)
         if isinstance(event, Exception):
             raise event
         return event
@@ -87,14 +97,14 @@ class FakeAgent:
     def __init__(self, sandbox_id: str, scheduler: Kind | None = None) -> None:
         self.sandbox_id = sandbox_id
         self.scheduler = scheduler or Kind()
-        self.containers: dict[str, Any] = {}
+        self.containers: dict[str, vmserver.ContainerState] = {}
         self.created: list[cri.ContainerConfig] = []  # what it was asked to create
         self.loaded: set[str] = set()
-        self.loads: list[tuple[str, Any]] = []
+        self.loads: list[tuple[str, bytes | str]] = []  # an archive, or an address
         self.calls: list[tuple[str, str]] = []
         self.streams: list[FakeStream] = []
-        self.configured: list[Any] = []
-        self.node_dns: list[Any] = []
+        self.configured: list[cri.PodSandboxConfig] = []
+        self.node_dns: list[cri.DNSConfig] = []
         self.chosen: list[str] = []
         self.configure_error: Exception | None = None
         self.certificates: list[str] = []
@@ -104,9 +114,13 @@ class FakeAgent:
         self.warmed_up = 0
         self.firewalls: list[PodFirewall] = []
         self.tunnel_port = 0
-        self.released: list[Any] = []
+        self.released: list[Sequence[MemoryRange]] = []
         self.release_error: Exception | None = None
         self.processors: list[int] = []
+        self.held = False
+        self.holds: list[tuple[dict[str, Hook], set[str], bool]] = []
+        self.hold_error: Exception | None = None
+        self.adopted: list[tuple[list[Adoption], dict[str, str], cri.PodSandboxConfig]] = []
         self.away = False
         self.silent = False
         self.holding: Deferred[None] | None = None
@@ -125,7 +139,7 @@ class FakeAgent:
             raise Unavailable(f"the agent of sandbox {self.sandbox_id} can't be reached")
 
     @call
-    async def info(self, within: float = 30.0) -> Any:
+    async def info(self, within: float = 30.0) -> vmserver.InfoResponse:
         self._reach()
         now, steady = self.clocks()
         return vmserver.InfoResponse(
@@ -134,6 +148,7 @@ class FakeAgent:
             now_nanos=now,
             steady_nanos=steady,
             huge_page_sizes=self.huge_page_sizes,
+            held=self.held,
         )
 
     @call
@@ -154,7 +169,9 @@ class FakeAgent:
         self.certificates.append(certificate)
 
     @call
-    async def configure(self, config: Any, node_dns: Any, contprovider: str = "") -> None:
+    async def configure(
+        self, config: cri.PodSandboxConfig, node_dns: cri.DNSConfig, contprovider: str = ""
+    ) -> None:
         self._reach()
         self.configured.append(config)
         self.node_dns.append(node_dns)
@@ -168,7 +185,7 @@ class FakeAgent:
         self.warmed_up += 1
 
     @call
-    async def release_memory(self, ranges: Any, seconds: float) -> None:
+    async def release_memory(self, ranges: Sequence[MemoryRange], seconds: float) -> None:
         self._reach()
         if self.release_error is not None:
             raise self.release_error
@@ -178,6 +195,37 @@ class FakeAgent:
     async def use_processors(self, count: int) -> None:
         self._reach()
         self.processors.append(count)
+
+    @call
+    async def hold(
+        self,
+        hooks: Mapping[str, Hook],
+        volumes: Collection[str],
+        *,
+        keep_secrets: bool = False,
+        seconds: float = 10.0,
+    ) -> list[str]:
+        self._reach()
+        if self.hold_error is not None:
+            raise self.hold_error
+        self.held = True
+        self.holds.append((dict(hooks), set(volumes), keep_secrets))
+        return [id for id, one in self.containers.items() if one.state == cri.CONTAINER_RUNNING]
+
+    @call
+    async def release(self) -> None:
+        self._reach()
+        self.held = False
+
+    @call
+    async def adopt(
+        self, containers: Sequence[Adoption], volumes: Mapping[str, str], sandbox: cri.PodSandboxConfig
+    ) -> list[vmserver.ContainerState]:
+        self._reach()
+        self.adopted.append((list(containers), dict(volumes), sandbox))
+        for each in containers:
+            self.become(each.new_id, cri.CONTAINER_CREATED)
+        return [self.containers[each.new_id] for each in containers]
 
     @call
     async def set_firewall(self, firewall: PodFirewall, tunnel_port: int = 0) -> None:
@@ -212,7 +260,7 @@ class FakeAgent:
         for stream in streams:
             stream.break_(GrpcError(Code.UNAVAILABLE, "connection lost"))
 
-    def become(self, id: str, state: int, **fields: Any) -> Any:
+    def become(self, id: str, state: cri.ContainerState, **fields: object) -> vmserver.ContainerState:
         """Change a container's state by itself."""
         known = self.containers.setdefault(id, vmserver.ContainerState(id=id, created_at=5))
         known.state = state
@@ -230,7 +278,7 @@ class FakeAgent:
         return set(self.loaded)
 
     @call
-    async def missing_layers(self, diff_ids: Any) -> int:
+    async def missing_layers(self, diff_ids: Sequence[str]) -> int:
         return 1
 
     @call
@@ -249,7 +297,9 @@ class FakeAgent:
         self.loaded.add(image_id)
 
     @call
-    async def create(self, id: str, image_id: str, config: cri.ContainerConfig, sandbox: Any) -> Any:
+    async def create(
+        self, id: str, image_id: str, config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig
+    ) -> vmserver.ContainerState:
         self.calls.append(("create", id))
         self.created.append(config)
         self._reach()
@@ -262,12 +312,12 @@ class FakeAgent:
         return self.become(id, cri.CONTAINER_CREATED)
 
     @call
-    async def start(self, id: str) -> Any:
+    async def start(self, id: str) -> vmserver.ContainerState:
         self._reach()
         return self.become(id, cri.CONTAINER_RUNNING, started_at=6)
 
     @call
-    async def stop(self, id: str, grace_seconds: int, within: float = 30.0) -> Any:
+    async def stop(self, id: str, grace_seconds: int, within: float = 30.0) -> vmserver.ContainerState:
         self.calls.append((f"stop {grace_seconds}", id))
         self._reach()
         if id not in self.containers:
@@ -284,13 +334,15 @@ class FakeAgent:
                 stream.feed(vmserver.WatchEvent(removed=id))
 
     @call
-    async def update(self, id: str, resources: Any) -> Any:
+    async def update(self, id: str, resources: cri.LinuxContainerResources) -> vmserver.ContainerState:
         self._reach()
         self.containers[id].resources.CopyFrom(resources)
         return self.become(id, self.containers[id].state)
 
     @call
-    async def exec_sync(self, id: str, command: Any, seconds: int, limit: float, max_output: int) -> Any:
+    async def exec_sync(
+        self, id: str, command: Sequence[str], seconds: int, limit: float, max_output: int
+    ) -> vmserver.ExecSyncResponse:
         self._reach()
         self.calls.append((f"exec {' '.join(command)} {seconds} {limit:.0f}", id))
         if self.exec_error is not None:
@@ -299,7 +351,7 @@ class FakeAgent:
 
     @call
     async def mount_disk(
-        self, serial: str, filesystem: str, options: Any, *, read_only: bool, group: int | None
+        self, serial: str, filesystem: str, options: Iterable[str], *, read_only: bool, group: int | None
     ) -> None:
         self.calls.append((f"mount {filesystem} {','.join(options)} {read_only} {group}", serial))
         self._reach()
@@ -349,7 +401,7 @@ class FakeAgent:
         self.nfs.clear()
 
     @call
-    async def disk_usage(self, serial: str, *, grow: bool = False) -> Any:
+    async def disk_usage(self, serial: str, *, grow: bool = False) -> vmserver.DiskUsageResponse:
         self._reach()
         if serial not in self.disks:
             raise NotFound(f"disk {serial} is not mounted")

@@ -260,6 +260,13 @@ class FakeLogs:
         self.slow: Deferred[None] | None = None
         self.lacking = False
         self.opening: Deferred[None] = succeed(None)
+        self.prepared: list[str] = []
+        self.refusal: Exception | None = None
+
+    async def prepare(self, container: Any) -> None:
+        self.prepared.append(container.id)
+        if self.refusal is not None:
+            raise self.refusal
 
     async def wait_until_open(self, container: Any) -> None:
         await self.opening

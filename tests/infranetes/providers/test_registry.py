@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from infranetes.providers import registry
+from infranetes.providers import libraries, registry
 from infranetes.providers.interface import IPodProvider, ProviderContext
 from infranetes_common.errors import ConfigError
 from infranetes_common.reactors import IReactor
@@ -153,9 +154,9 @@ class RegistryTests(SynchronousTestCase):
     def test_no_provider_is_imported_before_it_is_asked_for(self) -> None:
         program = """
             import sys
-            from infranetes.providers import registry
+            from infranetes.providers import libraries, registry
             registry.names()
-            print([m for m in sys.modules if m.startswith("infranetes.providers.")])
+            print(sorted(m for m in sys.modules if m.startswith("infranetes.providers.")))
         """
         said = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(program)],
@@ -164,4 +165,47 @@ class RegistryTests(SynchronousTestCase):
             check=True,
             cwd=Path(registry.__file__).parents[2],
         ).stdout
-        self.assertEqual(said.strip(), "['infranetes.providers.interface', 'infranetes.providers.registry']")
+        modules = ("annotation_rows", "interface", "libraries", "registry", "tenants")
+        self.assertEqual(said.strip(), str([f"infranetes.providers.{each}" for each in modules]))
+
+    def test_the_keys_of_one_whose_package_is_not_installed_are_not_known(self) -> None:
+        """Debian's entry points name the simulation, which is another package; nothing is logged of that."""
+        point = EntryPoint("absent", "no_such_package_here:Settings", registry.SETTINGS_GROUP)
+        self.patch(registry, "entry_points", lambda group: [point])
+        self.assertIsNone(registry.settings_class("absent"))
+
+    def test_one_whose_libraries_are_missing_says_what_to_install(self) -> None:
+        """Each in a process in which none of them can be imported; its keys are known all the same."""
+        program = """
+            import sys
+            from twisted.internet.task import Clock
+            from infranetes.providers import libraries, registry
+            from infranetes_common.errors import ConfigError
+
+            class Missing:
+                def find_spec(self, name, path=None, target=None):
+                    if any(name.partition(".")[0] in each.modules for each in libraries.CLOUDS.values()):
+                        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+            sys.meta_path.insert(0, Missing())
+            context = registry.ProviderContext(None, None, "cluster", "node", source="file.toml")
+            for name in libraries.CLOUDS:
+                assert registry.settings_class(name) is not None, name
+                try:
+                    registry.create(Clock(), name, {}, context)
+                except ConfigError as error:
+                    print(error)
+        """
+        said = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program)],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=Path(registry.__file__).parents[2],
+        ).stdout.splitlines()
+        clouds = [name for name in registry._BUILT_IN if name != "qemu"]
+        self.assertEqual(set(clouds), set(libraries.CLOUDS))
+        for name, line in zip(libraries.CLOUDS, said, strict=True):
+            self.assertIn(f"file.toml: provider: {name!r}", line)
+            self.assertIn(f"pip install 'infranetes[{name}]'", line)
+            self.assertIn("apt-get install python3-libcloud", line)

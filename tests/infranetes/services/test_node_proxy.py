@@ -14,6 +14,7 @@ from infranetes.services.objects import OwnNode, endpoint_slice, service
 from infranetes.services.pace import Pace
 from infranetes.services.sender import IAgent, RuleSender
 from infranetes.services.table import RuleTable
+from infranetes_common import nftables
 from infranetes_common.concurrency import Notifier, run_in_thread
 from infranetes_common.reactors import installed
 from infranetes_common.wire.vmserver import ServiceKey
@@ -74,6 +75,16 @@ class NodeProxyTests(TestCase):
         await self.has("10.96.0.10 . tcp . 80", "10.1.0.1 . 8080", f'iifname "{self.bridge}"')
         self.rules.serve("10.96.0.11", "10.1.0.2")
         await self.has("10.96.0.11 . tcp . 80", "10.1.0.2 . 8080", "10.1.0.1 . 8080")
+
+    async def test_the_library_which_others_tables_can_crash_is_not_in_this_process(self) -> None:
+        self.patch(nftables.Library, "thd_run", lambda *_: self.fail("by the library"))
+        self.rules.serve("10.96.0.10", "10.1.0.1")
+        proxy = self.proxy(self.rules)
+        await proxy.start()
+        await self.has("10.96.0.10 . tcp . 80")
+        await proxy.stop()
+        await self.proxy(None).start()
+        self.assertEqual(self.listed(), "")
 
     async def test_it_says_what_is_in_force(self) -> None:
         self.rules.serve("10.96.0.10", "10.1.0.1")

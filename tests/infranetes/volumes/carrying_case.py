@@ -159,6 +159,7 @@ class OneSandbox:
 class OneContainer:
     id: str
     sandbox: Sandbox
+    adopts: bool = False
 
 
 class CarryingCase(SynchronousTestCase):

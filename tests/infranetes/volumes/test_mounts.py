@@ -122,6 +122,15 @@ class FindTests(MountCase):
                 error = self.assertRaises(InvalidArgument, find_source, cri.Mount(host_path=path), self.table)
                 self.assertIn(path, str(error))
 
+    def test_the_nodes_kernel_is_not_copied(self) -> None:
+        for path, fs_type in (
+            ("/proc", "proc"),
+            ("/proc/sys/kernel/ostype", "proc"),
+            ("/sys/class", "sysfs"),
+        ):
+            error = self.assertRaises(InvalidArgument, find_source, cri.Mount(host_path=path), self.table)
+            self.assertIn(f"{path} is of the node's kernel ({fs_type})", str(error))
+
     @needs_mounts
     def test_huge_pages_are_known_by_their_size(self) -> None:
         empty_dir = self.top / "pods" / "uid" / "volumes" / "kubernetes.io~empty-dir" / "pages"

@@ -62,6 +62,12 @@ class PodVolumesTests(PodVolumesCase):
         self.assertEqual(self.created[1].mounts[0].host_path, f"{PREFIX}{serial_of('vol-data')}/a/b")
         self.assertEqual(len(self.kept()), 1)
 
+    def test_a_pod_that_has_one_can_not_be_kept(self) -> None:
+        self.create(mounting(DATA))
+        for container in self.world.node.inventory.containers.values():
+            failure = self.failureResultOf(start(self.pod_volumes.volumes_of(container)), FailedPrecondition)
+            self.assertIn("vol-data", str(failure.value))
+
     def test_a_vm_that_has_booted_again_mounts_it_for_the_next_container(self) -> None:
         self.create(mounting(DATA))
         self.agent.disks.clear()
@@ -105,6 +111,17 @@ class PodVolumesTests(PodVolumesCase):
         self.assertEqual(self.kept(), [("vol-data", self.instance(self.sandbox))])
         self.stop(second)
         self.assertEqual(self.volumes.at, {"vol-data": self.instance(self.sandbox)})
+
+    def test_another_tenants_is_refused_before_it_is_recorded(self) -> None:
+        async def find(paths: Sequence[str]) -> list[PublishedVolume | None]:
+            return [PublishedVolume("acme:vol-1", "ext4") for _ in paths]
+
+        providers = self.world.node.providers
+        providers.by_name["fake/acme"] = providers.own  # the provider has this tenant, and the pod is of none
+        self.patch(self.world.pod_volumes, "_find", find)
+        words = self.refused(FailedPrecondition, mounting(DATA))
+        self.assertIn("volume acme:vol-1 is of tenant acme, and the pod of no tenant", words)
+        self.assertEqual((self.kept(), self.volumes.calls), ([], []))
 
     def test_the_disk_of_a_vm_that_has_ended_by_itself_goes_to_the_next_pod(self) -> None:
         self.create(mounting(DATA))

@@ -21,6 +21,7 @@ from infranetes_common.concurrency import (
     shielded,
     sleep,
     start,
+    to_its_end,
     until_ended,
     within,
 )
@@ -294,6 +295,16 @@ class UntilEndedTests(SynchronousTestCase):
         work.errback(ValueError("its own"))
         self.successResultOf(waiting)
         self.failureResultOf(work, ValueError)
+
+    def test_whoever_needs_the_result_waits_for_that(self) -> None:
+        good, bad = Deferred[str](), Deferred[str]()
+        results, errors = start(to_its_end(good)), start(to_its_end(bad))
+        errors.cancel()
+        self.assertNoResult(errors)
+        good.callback("end")
+        bad.errback(ValueError("its own"))
+        self.assertEqual(self.successResultOf(results), "end")
+        self.failureResultOf(errors, ValueError)
 
     def test_cancelling_neither_ends_the_wait_nor_the_work(self) -> None:
         work: Deferred[str] = Deferred()

@@ -23,7 +23,7 @@ from infranetes_common.service_proxy.proxy import ServiceProxy, Update, Version
 from infranetes_common.service_proxy.rules import Key, Rule, Target
 from infranetes_common.service_proxy.verdict import Outcome
 from infranetes_common.wire import vmserver as messages
-from tests.harness.needs import needs_netns
+from tests.harness.needs import needs_netns, needs_programs
 from tests.infranetes_common.service_proxy.namespace import Namespace
 
 reactor = installed()
@@ -231,6 +231,7 @@ class ConnectionTests(ProxyCase):
         self.assertEqual(set(self.space.reached("fd00::2", 80, 3)), {"fd01::1:8080"})
         self.assertEqual(set(self.space.reached("fd00::3", 80)), {"refused"})
 
+    @needs_programs("conntrack")
     @deferred
     async def test_a_sender_of_udp_does_not_stay_with_an_endpoint_that_is_gone(self) -> None:
         for number in (4, 5):

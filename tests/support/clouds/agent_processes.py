@@ -132,6 +132,8 @@ def _start(config: dict[str, Any]) -> int:
 
 def _empty(run_dir: Path) -> None:
     """Remove what is not on the disk."""
+    if not run_dir.exists():
+        return  # it was killed before it had begun
     for each in run_dir.iterdir():
         if each.is_dir() and each.name != DISK:
             shutil.rmtree(each)

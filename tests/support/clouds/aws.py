@@ -8,6 +8,8 @@ This module adds what moto lacks or does other than EC2:
 - an instance is pending until its agent is started, which listens at an address of its own: the VPC is a part
   of 127.0.0.0/8, where every address is the loopback interface's;
 - a deregistered image can't be launched;
+- an instance is stopping for a while, and pending again once it is started, when its agent finds no more than
+  its disk and the user-data that it has then, which can only be changed while it is stopped;
 - an instance of an image from `SimulatedAws.machine_image` is the one container of its pod, and ends when it
   powers itself off.
 """
@@ -45,7 +47,7 @@ from tests.support.clouds.simulated_cloud import QUICK
 from tests.support.clouds.vm_image_instances import RunningVM, VMImageInstances
 
 IMAGE = "ami-785db401"
-BOOT_SECONDS = ENDING_SECONDS = 0.1
+BOOT_SECONDS = ENDING_SECONDS = STOP_SECONDS = 0.1
 PAGE = 1000  # instances in a page of a list: the most that EC2 has
 
 
@@ -56,6 +58,8 @@ class Vm:
     behaviour: str
     image: str
     booted: bool = False
+    stopping: bool = False
+    started: bool = False  # again, after it was stopped
 
 
 class SimulatedAws:
@@ -67,7 +71,7 @@ class SimulatedAws:
     :ivar images: those about images.
     :ivar types: those about instance types. :ivar price_list: the types' prices.
     :ivar faults: what goes wrong. :ivar behaviour: that of instances that are launched from now on.
-    :ivar boot_seconds: for how long these are pending.
+    :ivar boot_seconds: for how long these are pending. :ivar stop_seconds: for how long instances stop.
     :ivar user_data: the metadata service's user data, by address. :ivar imds: that service.
     :ivar vm_images: its images of VM-image pods. :ivar guests: its instances without our agent.
     :ivar malformed: faults of requests by AWS' model of the API. :ivar endings: the ends of its instances.
@@ -88,6 +92,9 @@ class SimulatedAws:
         self.faults = Faults()
         self.behaviour = NORMAL
         self.boot_seconds = BOOT_SECONDS
+        self.stop_seconds = STOP_SECONDS
+        self.stop_refusal = ""  # likewise of stops
+        self.start_refusal = ""  # the code with which EC2 refuses to start instances; "": it starts them
         self.user_data: dict[str, bytes] = {}
         self.requests: list[dict[str, str]] = []
         self.malformed: list[str] = []
@@ -309,6 +316,14 @@ class SimulatedAws:
             return self.endings.stopping(parameters)
         if action == "GetConsoleOutput" and parameters["InstanceId"] in self.guests.consoles:
             return 200, moto_answers.console(self.guests.console(parameters["InstanceId"], None)[-65536:])
+        if action in ("StartInstances", "ModifyInstanceAttribute"):
+            refused = self._refused_change(parameters)
+            if refused is not None:
+                return refused
+        if action == "StopInstances":
+            return self._stop_instance(parameters)
+        if action == "ModifyInstanceAttribute":
+            return self._change_user_data(parameters)
         status, body = await self._calls.ask(parameters)
         if action == "TerminateInstances":
             status, body = self.endings.answer(parameters, (status, body))
@@ -323,7 +338,54 @@ class SimulatedAws:
         elif action == "TerminateInstances":
             for id in moto_answers.INSTANCE_ID.findall(body):
                 self._turn_off(id.decode())
+        elif action == "StartInstances":
+            vm = self._vms[parameters["InstanceId.1"]]
+            vm.booted, vm.stopping, vm.started = False, False, True
+            self._boot_later(vm)
         return 200, body
+
+    # ---- Instances that are stopped and started
+
+    def rest_of(self, id: str) -> bytes:
+        """Return what is left of a stopped instance's identity: its user-data, and the files on its disk."""
+        disk = self._directory / id / agent_processes.DISK
+        files = [each.read_bytes() for each in disk.rglob("*") if each.is_file()]
+        return b"".join([self.user_data[self._vms[id].address], *files])
+
+    def _stop_instance(self, parameters: dict[str, str]) -> Answer:
+        vm = self._vms.get(parameters["InstanceId.1"])
+        if vm is None:
+            return 400, error("InvalidInstanceID.NotFound", "The instance ID does not exist")
+        if self.stop_refusal:
+            return 400, error(self.stop_refusal, f"The instance '{vm.id}' can't be stopped")
+        if not vm.booted and not vm.stopping:
+            return 400, error("IncorrectInstanceState", f"The instance '{vm.id}' is not in a state to stop")
+        if not vm.stopping:
+            vm.stopping = True
+            self._turn_off(vm.id)
+            self._timers.append(self._reactor.callLater(self.stop_seconds, self._guest_is_off, vm.id))
+        return self.endings.stopping(parameters)
+
+    def show_stopped(self, id: str) -> None:
+        """Show an instance that boots, and that was stopped in moto, as stopped."""
+        self._vms[id].booted = self._vms[id].stopping = True
+
+    def _change_user_data(self, parameters: dict[str, str]) -> Answer:
+        address = self._vms[parameters["InstanceId"]].address
+        self.user_data[address] = base64.b64decode(parameters["UserData.Value"])
+        return 200, moto_answers.CHANGED_ATTRIBUTE
+
+    def _refused_change(self, parameters: dict[str, str]) -> Answer | None:
+        """Return why a change of a stopped instance is refused; None: it isn't."""
+        id = parameters.get("InstanceId") or parameters["InstanceId.1"]
+        living = {one["InstanceId"]: one["State"]["Name"] for one in self.instances()}
+        if id not in living:
+            return 400, error("InvalidInstanceID.NotFound", f"The instance ID '{id}' does not exist")
+        if living[id] != "stopped":
+            return 400, error("IncorrectInstanceState", f"The instance '{id}' is not in the 'stopped' state.")
+        if parameters["Action"] == "StartInstances" and self.start_refusal:
+            return 500, error(self.start_refusal, "There is not enough capacity to fulfill your request")
+        return None
 
     async def _denied(self, parameters: dict[str, str]) -> str | None:
         """Return why the manual's policy does not allow a call; None: it does."""
@@ -339,11 +401,14 @@ class SimulatedAws:
         """Show instances that have not booted as pending, and those that are ending as shutting down,
         whatever moto says."""
         pending = {vm.id.encode() for vm in self._vms.values() if not vm.booted}
+        stopping = {vm.id.encode() for vm in self._vms.values() if vm.stopping}
         parts = moto_answers.each_instance(body)
         for number, part in enumerate(parts):
             found = moto_answers.INSTANCE_ID.search(part)
             if found is not None and found[1] in pending:
                 parts[number] = moto_answers.as_pending(part)
+            elif found is not None and found[1] in stopping:
+                parts[number] = moto_answers.as_stopping(part)
             parts[number] = self.endings.shown(parts[number])
         return b"".join(parts)
 
@@ -356,6 +421,9 @@ class SimulatedAws:
         vm = Vm(found[1].decode(), address[1].decode(), self.behaviour, parameters["ImageId"])
         self._vms[vm.id] = vm
         self.user_data[vm.address] = base64.b64decode(parameters.get("UserData", ""))
+        self._boot_later(vm)
+
+    def _boot_later(self, vm: Vm) -> None:
         if vm.behaviour != NEVER:
             self._timers.append(self._reactor.callLater(self.boot_seconds, self._boot, vm))
 
@@ -373,7 +441,8 @@ class SimulatedAws:
         return moto_answers.make_network(self.ec2)
 
     def _turn_on(self, vm: Vm) -> None:
-        self._agent_processes.run(vm.id, self._agent_config(vm))
+        turn_on = self._agent_processes.reboot if vm.started else self._agent_processes.run
+        turn_on(vm.id, self._agent_config(vm))
 
     def _turn_off(self, id: str) -> None:
         self.guests.end(id)

@@ -60,6 +60,7 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
         super().__init__(reactor, directory, "application/json; charset=utf-8", "text/plain")
         self.arm = Arm(self._launched, self._agent_processes.kill)
         self.arm.later = lambda work: self._timers.append(reactor.callLater(self.operation_seconds, work))
+        self.arm.restarted = self._restarted
         self.operation_seconds = 0.1
         self.buckets: AzureBuckets | None = None
         self.refusal = ("ZonalAllocationFailed", "Allocation failed. We do not have sufficient capacity.")
@@ -213,7 +214,7 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
             return _error(403, "AuthorizationFailed", words)
         only_once = request.getHeader("If-None-Match")
         conditions = {"If-None-Match": only_once} if only_once else {}
-        if parameters["Action"] != "operation":
+        if parameters["Action"] not in ("operation", "list resources"):
             self.malformed += azure_models.api().wrong_request(method, path, query, conditions, body)
         return self._served(method, path, query, body, only_once == "*", parameters, fault)
 
@@ -242,7 +243,8 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
                 return self._sent(parameters, ArmAnswer(204), fault)
             return _error(refusal.status, refusal.code, refusal.message)
         answer.body = json.loads(json.dumps(answer.body))
-        if method != "DELETE" and parameters["Action"] != "operation":
+        unchecked = ("operation", "list resources", "start", "deallocate")
+        if method != "DELETE" and parameters["Action"] not in unchecked:
             self.malformed += azure_models.api().wrong_answer(method, path, answer.body)
         return self._sent(parameters, answer, fault)
 
@@ -294,7 +296,7 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
             return 404, b"Not found"
         if query != {"api-version": "2021-01-01", "format": "text"}:
             return 400, b"Bad request"
-        return 200, mine[-1].user_data.encode()
+        return 200, self.arm.user_data[mine[-1].name].encode()
 
     # ---- Agents
 
@@ -310,24 +312,29 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
             self.arm.later(partial(self._boot, made, operation))
 
     def _boot(self, vm: _Vm, operation: str) -> None:
-        if not self.arm.boot(vm.name, operation) or vm.behaviour == NO_AGENT:
-            return
+        if self.arm.boot(vm.name, operation) and vm.behaviour != NO_AGENT:
+            self._agent_processes.run(vm.name, self._agent_config(vm))
+
+    def _restarted(self, name: str) -> None:
+        """Run the agent of a VM that was deallocated and started."""
+        vm = self._vms[name]
+        if vm.behaviour != NO_AGENT:
+            self._agent_processes.reboot(name, self._agent_config(vm))
+
+    def _agent_config(self, vm: _Vm) -> Json:
         directory = self._directory / vm.name
-        self._agent_processes.run(
-            vm.name,
-            {
-                **self.vm_images.containers(vm.image, vm.name, directory),
-                "listen": f"{vm.address}:2475",
-                "run_dir": str(directory),
-                "volumes_dir": str(directory / "volumes"),
-                "etc_dir": str(directory),
-                "identity": {
-                    "source": "azure",
-                    "apply": False,
-                    "endpoint": f"http://{vm.address}:{self._imds.getHost().port}",
-                },
+        return {
+            **self.vm_images.containers(vm.image, vm.name, directory),
+            "listen": f"{vm.address}:2475",
+            "run_dir": str(directory),
+            "volumes_dir": str(directory / "volumes"),
+            "etc_dir": str(directory),
+            "identity": {
+                "source": "azure",
+                "apply": False,
+                "endpoint": f"http://{vm.address}:{self._imds.getHost().port}",
             },
-        )
+        }
 
     def _switched_off(self, id: str) -> None:
         """Stop a VM that powers itself off; it exists until it is deleted."""
@@ -339,6 +346,8 @@ def _parameters(method: str, path: str, query: dict[str, str], body: Any) -> dic
     """Return a request's action and parameters, as rules of faults name them."""
     found = {"Action": "", "path": path, **query}
     _, _, what = path.partition("/providers/")
+    if path.endswith("/resources"):
+        return {**found, "Action": "list resources"}
     match (method, *what.split("/")[1:]):
         case ("GET", "virtualMachines"):
             found["Action"] = "list VMs" if "/resourceGroups/" in path else "list states"
@@ -350,6 +359,10 @@ def _parameters(method: str, path: str, query: dict[str, str], body: Any) -> dic
             found.update(Action="destroy", name=name)
         case ("GET", "locations", _, "operations", _):
             found["Action"] = "operation"
+        case ("POST", "virtualMachines", name, ("start" | "deallocate") as action):
+            found.update(Action=action, name=name)
+        case ("PATCH", "virtualMachines", name):
+            found.update(Action="change VM", name=name)
         case (_, kind, *_):
             verb = {"PUT": "create", "GET": "get", "DELETE": "delete", "POST": "post to"}[method]
             words = {"networkInterfaces": "network interface", "publicIPAddresses": "address"}

@@ -7,9 +7,11 @@ deletions take the time that `later` gives them; meanwhile there is an operation
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import attrs
 
@@ -47,7 +49,7 @@ class Arm:
     :param launched: called with each VM that is created, its operation and the request; starts its agent, and
         reports when it runs. :param ended: called with each VM that stops executing.
     :ivar later: calls a function once an operation has taken its time.
-    :ivar page: the length of lists' pages.
+    :ivar page: the length of lists' pages. :ivar restarted: called with each VM that runs again.
     """
 
     def __init__(self, launched: Callable[[Json, str, Json], None], ended: Callable[[str], None]) -> None:
@@ -58,6 +60,9 @@ class Arm:
         self.endpoint = ""
         self.of: dict[str, dict[str, Json]] = {kind: {} for kind in _KINDS}  # resources, by kind and name
         self.power: dict[str, str] = {}  # of VMs, by name
+        self.user_data: dict[str, str] = {}  # of VMs
+        self.full: tuple[str, str] = ("", "")  # the error with which starts fail; ("", ""): they don't
+        self.restarted: Callable[[str], None] = lambda name: None
         self.failures: dict[str, Json] = {}  # of VMs
         self.operations: dict[str, Json] = {}
         self.images: dict[str, Json] = {}  # by id, as versions
@@ -77,6 +82,8 @@ class Arm:
                 )
             case ("GET", "subscriptions", _, "providers", _, "locations", _, "operations", name):
                 return Answer(200, self._there(self.operations.get(name), name))
+            case ("GET", "subscriptions", _, "resourceGroups", group, "resources") if group == GROUP:
+                return self._list(self._tagged(query), path, query)
             case (_, "subscriptions", _, "resourceGroups", group, "providers", *rest) if group == GROUP:
                 return self._in_group(method, path, rest, query, body, once)
         raise Refusal(404, "ResourceGroupNotFound", f"{path} could not be found.")
@@ -100,6 +107,14 @@ class Arm:
                 return Answer(200, {"serialConsoleLogBlobUri": f"{self.endpoint}/console/{name}?sig=x"})
             case ("GET", _, kind) if kind in self.of:
                 return self._list(list(self.of[kind].values()), path, query)
+            case ("POST", _, "virtualMachines", name, ("start" | "deallocate") as action):
+                return self._change_power(self._there(self.of["virtualMachines"].get(name), name), action)
+            case ("PATCH", _, "virtualMachines", name):
+                return self._change_user_data(self._there(self.of["virtualMachines"].get(name), name), body)
+            case ("GET", _, "virtualMachines", name) if query.get("$expand") == "userData":
+                vm = self._there(self.of["virtualMachines"].get(name), name)
+                shown = {**vm["properties"], "userData": self.user_data[name]}
+                return Answer(200, {**vm, "properties": shown})
             case ("GET", _, "virtualMachines", name):
                 vm = self._there(self.of["virtualMachines"].get(name), name)
                 return Answer(200, self._status(vm) if query.get("$expand") == "instanceView" else vm)
@@ -127,6 +142,20 @@ class Arm:
     def _below(found: dict[str, Json], path: str) -> list[Json]:
         return [each for id, each in found.items() if id.rpartition("/")[0] == path]
 
+    def _tagged(self, query: dict[str, str]) -> list[Json]:
+        """Return the resources with a tag, which are shown without it (source: Resources, "List By Resource
+        Group")."""
+        wanted = re.fullmatch(r"tagName eq '([^']+)' and tagValue eq '((?:[^']|'')+)'", query["$filter"])
+        if wanted is None or query["api-version"] != "2021-04-01":
+            raise Refusal(400, "InvalidFilterInQueryString", "Invalid $filter in the query string.")
+        name, value = wanted[1], wanted[2].replace("''", "'")
+        return [
+            {key: each[key] for key in ("id", "name", "location")}
+            for kind in self.of.values()
+            for each in kind.values()
+            if (each.get("tags") or {}).get(name) == value
+        ]
+
     def _list(self, found: list[Json], path: str, query: dict[str, str]) -> Answer:
         begin = int(query.get("$skiptoken", "0"))
         answer: Json = {"value": found[begin : begin + self.page]}
@@ -135,6 +164,7 @@ class Arm:
             answer["nextLink"] = (
                 f"{self.endpoint}{path}?api-version={version}&$skiptoken={begin + self.page}"
                 + ("&statusOnly=true" if "statusOnly" in query else "")
+                + (f"&$filter={quote(query['$filter'])}" if path.endswith("/resources") else "")
             )
         return Answer(200, answer)
 
@@ -167,6 +197,7 @@ class Arm:
         if nic is None:
             raise Refusal(400, "InvalidResourceReference", f"{reference['id']} was not found.")
         vm = vms[name] = resources.vm(name, body)
+        self.user_data[name] = body["properties"]["userData"]
         disk = body["properties"]["storageProfile"]["osDisk"]["name"]
         self.of["disks"][disk] = resources.disk(disk, dict(body["tags"]), vm["id"])
         nic["properties"]["virtualMachine"] = {"id": vm["id"]}
@@ -220,6 +251,43 @@ class Arm:
         self.power[name] = "running"
         self.finish(operation)
         return True
+
+    def _change_power(self, vm: Json, action: str) -> Answer:
+        name, operation = vm["name"], self.begin()
+        if vm["properties"]["provisioningState"] == "Creating":
+            raise Refusal(409, "OperationNotAllowed", "The VM is being created.")
+        if action == "deallocate":
+            if self.power[name] not in ("deallocating", "deallocated"):
+                self.stop(name, "deallocating")
+            self.later(lambda: self._has_power(name, operation, "deallocated"))
+        elif self.power[name] not in ("deallocated", "stopped"):
+            self.finish(operation)
+        elif self.full[0]:
+            self.later(lambda: self.finish(operation, *self.full))
+        else:
+            self.power[name] = "starting"
+            self.later(lambda: self._has_power(name, operation, "running"))
+        return Answer(202, operation=operation)
+
+    def _has_power(self, name: str, operation: str, power: str) -> None:
+        self.finish(operation)
+        if (
+            name in self.power
+            and self.of["virtualMachines"][name]["properties"]["provisioningState"] != "Deleting"
+        ):
+            self.power[name] = power
+            if power == "running":
+                self.restarted(name)
+
+    def _change_user_data(self, vm: Json, body: Json) -> Answer:
+        operation = self.begin()
+
+        def change() -> None:
+            self.user_data[vm["name"]] = body["properties"]["userData"]
+            self.finish(operation)
+
+        self.later(change)
+        return Answer(200, vm, operation)
 
     def stop(self, name: str, power: str = "stopped") -> None:
         """Stop a VM, as somebody else would, or as Azure evicts it."""

@@ -63,7 +63,7 @@ class AzureBuckets:
     def take(self, parameters: Mapping[str, str], principal: str = "") -> Throttled | None:
         """Count a request, by its `Action` in the simulator, unless one of its buckets is empty."""
         action = parameters["Action"]
-        kind = "deletes" if _is_end(action) else "reads" if _is_look(action) else "writes"
+        kind = _kind(action)
         most, refill = (each * self._scale for each in _ARM[kind])
         arm = [
             self._bucket(f"{kind} of {principal}", most, refill),
@@ -104,6 +104,19 @@ class AzureBuckets:
         if name not in self._buckets:
             self._buckets[name] = TokenBucket(most, refill, self._now(), step)
         return self._buckets[name]
+
+
+def refills_of(action: str) -> dict[str, float]:
+    """Return how many tokens per second the buckets get that a request takes one from, of one principal and
+    of the subscription."""
+    refills = {f"Resource Manager's {_kind(action)}": float(_ARM[_kind(action)][1])}
+    if (operation := _OF_ACTIONS.get(action)) is not None:
+        refills[f"Compute's {operation}"] = _COMPUTE[operation][0] / _MINUTE
+    return refills
+
+
+def _kind(action: str) -> str:
+    return "deletes" if _is_end(action) else "reads" if _is_look(action) else "writes"
 
 
 def _is_look(action: str) -> bool:

@@ -153,6 +153,9 @@ class Api:
         if method == "PUT":
             library, item, _ = _RESOURCES[_kind(path)]
             found += self._object(library, item, "the body", body, False)
+        elif method == "PATCH":
+            library, item, _ = _RESOURCES[_kind(path)]
+            found += self._object(library, f"{item}Update", "the body", body, False)
         elif body:
             found.append("it takes no body")
         return [f"{method} {path}: {words}" for words in found]

@@ -39,6 +39,8 @@ def missing(method: str, path: str, body: Any) -> set[str]:
 
 
 def _needed(method: str, path: str, body: Any) -> Iterator[str]:
+    if path.endswith("/resources"):
+        return  # it shows what the caller may read
     provider, *parts = path.partition("/providers/")[2].split("/")
     last_is_action = method == "POST"
     kinds = parts[::2]
@@ -48,7 +50,7 @@ def _needed(method: str, path: str, body: Any) -> Iterator[str]:
     if last_is_action:
         yield f"{provider}/{parts[0]}/{parts[-1]}/action"
         return
-    yield f"{kind}/{ {'GET': 'read', 'PUT': 'write', 'DELETE': 'delete'}[method] }"
+    yield f"{kind}/{ {'GET': 'read', 'PUT': 'write', 'PATCH': 'write', 'DELETE': 'delete'}[method] }"
     if method == "PUT" and kind.endswith("virtualMachines"):
         yield from _FOR_VMS
     elif method == "PUT" and kind.endswith("networkInterfaces"):

@@ -21,7 +21,7 @@ import ast
 from collections.abc import Callable, Mapping
 
 from tests.support.clouds import cinder_resources as resources
-from tests.support.clouds.nova_resources import ZONES, Json, new_id
+from tests.support.clouds.nova_resources import PROJECT, ZONES, Json, new_id
 from tests.support.clouds.openstack_refusals import Refusal
 
 DEFAULT_ZONE = ZONES[1]  # in which volumes are made without being told where
@@ -41,8 +41,9 @@ class Cinder:
     :ivar limits: the project's. :ivar cross_zone: Nova's cross_az_attach. :ivar page: the most in a list.
     """
 
-    def __init__(self, servers: dict[str, Json]) -> None:
+    def __init__(self, servers: dict[str, Json], project: str = PROJECT) -> None:
         self._servers = servers
+        self._project = project
         self.later: Callable[[Callable[[], None]], None] = lambda step: step()
         self.appeared: Callable[[Callable[[], None]], None] = lambda step: step()
         self.volumes: dict[str, Json] = {}
@@ -60,7 +61,7 @@ class Cinder:
 
     def add(self, gib: int = 20, zone: str = ZONES[0], **fields: object) -> str:
         """Make a volume, as a user would, and return its id."""
-        made = resources.volume({}, gib, TYPES[0], zone) | {"status": "available"} | fields
+        made = resources.volume({}, gib, TYPES[0], zone, self._project) | {"status": "available"} | fields
         self.volumes[made["id"]] = made
         return str(made["id"])
 
@@ -175,7 +176,7 @@ class Cinder:
         if zone not in ("", *ZONES):
             raise Refusal(400, f"Availability zone '{zone}' is invalid.")
         self._check_room("volumes", len(self.volumes), size)
-        made = resources.volume(asked, size, str(kind), zone or DEFAULT_ZONE)
+        made = resources.volume(asked, size, str(kind), zone or DEFAULT_ZONE, self._project)
         made["multiattach"] = kind == "shared"
         self._appear(self.volumes, made)
         self.contents[made["id"]] = self.contents.get(origin["id"], b"") if origin is not None else b""
@@ -277,7 +278,7 @@ class Cinder:
             words = f"Volume {volume['id']} status must be {', '.join(allowed)}, but current status is: "
             raise Refusal(400, f"Invalid volume: {words}{volume['status']}.")
         self._check_room("snapshots", len(self.snapshots), volume["size"])
-        taken = resources.snapshot(asked, volume["size"])
+        taken = resources.snapshot(asked, volume["size"], self._project)
         self._appear(self.snapshots, taken)
         self.contents[taken["id"]] = self.contents.get(volume["id"], b"")
         self._step("take", taken, "available")

@@ -14,7 +14,7 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
 
 
-def volume(asked: Json, size: int, kind: str, zone: str) -> Json:
+def volume(asked: Json, size: int, kind: str, zone: str, project: str = PROJECT) -> Json:
     """Return a newly requested volume."""
     id = new_id()
     return {
@@ -40,11 +40,11 @@ def volume(asked: Json, size: int, kind: str, zone: str) -> Json:
         "shared_targets": False,
         "links": links("volumes", id),
         "user_id": USER,
-        "os-vol-tenant-attr:tenant_id": PROJECT,
+        "os-vol-tenant-attr:tenant_id": project,
     }
 
 
-def snapshot(asked: Json, size: int) -> Json:
+def snapshot(asked: Json, size: int, project: str = PROJECT) -> Json:
     """Return a newly requested snapshot."""
     return {
         "id": new_id(),
@@ -59,7 +59,7 @@ def snapshot(asked: Json, size: int) -> Json:
         "user_id": USER,
         "group_snapshot_id": None,
         "os-extended-snapshot-attributes:progress": "0%",
-        "os-extended-snapshot-attributes:project_id": PROJECT,
+        "os-extended-snapshot-attributes:project_id": project,
     }
 
 

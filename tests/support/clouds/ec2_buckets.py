@@ -45,7 +45,7 @@ class Ec2Buckets:
     def take(self, form: Mapping[str, str]) -> bool:
         """Take a call's token. Returns whether there was one."""
         action = form["Action"]
-        name, most, refill = _kind(form)
+        name, most, refill = bucket_of(form)
         bucket = self._buckets.setdefault(name, TokenBucket(most, refill, self._now()))
         if not bucket.has_one(self._now()):
             self.refused[action] = self.refused.get(action, 0) + 1
@@ -54,7 +54,7 @@ class Ec2Buckets:
         return True
 
 
-def _kind(form: Mapping[str, str]) -> tuple[str, float, float]:
+def bucket_of(form: Mapping[str, str]) -> tuple[str, float, float]:
     """Return the name, the size and the refill per second of a call's bucket."""
     action = form["Action"]
     if action in _UNCATEGORIZED:

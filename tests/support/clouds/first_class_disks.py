@@ -307,7 +307,7 @@ class FirstClassDisks:
             objectSet=[collector.ObjectSpec(obj=task)],
             propSet=[collector.PropertySpec(type=vim.Task, pathSet=["info.state"])],
         )
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while True:
             found = self._vcsim.content.propertyCollector.RetrievePropertiesEx(
                 [spec], collector.RetrieveOptions()

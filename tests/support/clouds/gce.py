@@ -51,6 +51,7 @@ class _Vm:
     behaviour: str
     identity: bytes
     image: str
+    started: bool = False  # again, after it was stopped
 
 
 class SimulatedGce(SimulatedCloud[_Vm]):
@@ -75,7 +76,9 @@ class SimulatedGce(SimulatedCloud[_Vm]):
         self._zones: dict[str, str] = {}  # by instances' names
         self.quotas: GceQuotas | None = None
         self.guests = GuestInstances(reactor, self.end)
-        self.api.press, self.api.console = self.guests.press, self._console
+        self.api.press, self.api.console = self._stop, self._console
+        self.api.start, self.api.changed = self._start, self._metadata_changed
+        self.full = False  # whether no stopped instance can be started
         self.refusal = (
             "ZONE_RESOURCE_POOL_EXHAUSTED",
             "The zone does not have enough resources available to fulfill the request.",
@@ -310,7 +313,8 @@ class SimulatedGce(SimulatedCloud[_Vm]):
         if vm.behaviour == NO_AGENT:
             return
         directory = self._directory / vm.name
-        self._agent_processes.run(
+        run = self._agent_processes.reboot if vm.started else self._agent_processes.run
+        run(
             vm.name,
             {
                 **self.vm_images.containers(vm.image, f"{task.zone}.{vm.name}", directory),
@@ -325,6 +329,47 @@ class SimulatedGce(SimulatedCloud[_Vm]):
                 },
             },
         )
+
+    # ---- Instances that are stopped and started
+
+    def rest_of(self, id: str) -> bytes:
+        """Return what is left of a stopped instance's identity."""
+        zone, _, name = id.partition(".")
+        return json.dumps(self.api.instances[zone, name]["metadata"]).encode()
+
+    def _stop(self, id: str) -> None:
+        name = id.partition(".")[2]
+        if id in self.guests.consoles:
+            self.guests.press(id)
+            return
+        self._ended(name)
+        self.api.operations.later(partial(self._stopped, id))
+
+    def _stopped(self, id: str) -> None:
+        zone, _, name = id.partition(".")
+        if (zone, name) in self.api.instances:
+            self.end(id)
+
+    def _start(self, one: Json, task: Task) -> None:
+        vm = self._vms[one["name"]]
+        if one["status"] != "TERMINATED":
+            self.api.operations.finish(task)
+            return
+        one["status"], vm.started = "STAGING", True
+        self.api.operations.later(partial(self._start_fails if self.full else self._starts, one, task, vm))
+
+    def _starts(self, one: Json, task: Task, vm: _Vm) -> None:
+        if one["status"] == "STAGING":
+            one["status"] = "PROVISIONING"
+            self._boot(one, task, vm)
+
+    def _start_fails(self, one: Json, task: Task, vm: _Vm) -> None:
+        one["status"] = "TERMINATED"
+        self.api.operations.finish(task, *self.refusal)
+
+    def _metadata_changed(self, one: Json) -> None:
+        items = {each["key"]: each["value"] for each in one["metadata"]["items"]}
+        self._vms[one["name"]].identity = items.get("infranetes-identity", "").encode()
 
     def _ended(self, name: str) -> None:
         self._agent_processes.kill(name)

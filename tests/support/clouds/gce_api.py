@@ -45,12 +45,16 @@ class Gce:
 
     :param launched: called with each instance that is created; starts its agent, and reports when it runs.
     :param ended: called with each instance that stops executing.
+    :ivar start: called with each instance that is to be started, and the operation.
+    :ivar changed: called with each instance whose metadata have changed.
     :ivar press: called with each instance that is to be stopped. :ivar console: returns what one has written.
     """
 
     def __init__(self, launched: Callable[[Json, Task], None], ended: Callable[[str], None]) -> None:
         self._launched = launched
         self._ended = ended
+        self.start: Callable[[Json, Task], None] = lambda one, task: self.operations.finish(task)
+        self.changed: Callable[[Json], None] = lambda one: None
         self.press: Callable[[str], None] = lambda id: self.stop(*id.split(".", 1))
         self.console: Callable[[str], str] = lambda name: "Welcome to the guest\r\n"
         self.instances: dict[tuple[str, str], Json] = {}
@@ -62,6 +66,7 @@ class Gce:
         self.addresses: dict[str, Json] = {}
         self.images: dict[str, Json] = {}
         self.importing = Images(self.operations, self.images)
+        self.meddle = 0  # before how many requests for changes of metadata somebody else changes them
         self.unreachable = ""  # a zone that does not answer
         self.page = 500  # results per page
         self.add_image(IMAGE, family="infranetes")
@@ -136,6 +141,13 @@ class Gce:
                 one["status"] = "STOPPING"
                 self.press(f"{zone}.{name}")
                 return self.operations.begin(zone, "stop", one).answer
+            case ("POST", "instances", name, "start"):
+                one = self._there(self.instances.get((zone, name)), name)
+                task = self.operations.begin(zone, "start", one)
+                self.start(one, task)
+                return task.answer
+            case ("POST", "instances", name, "setMetadata"):
+                return self._set_metadata(self._there(self.instances.get((zone, name)), name), zone, body)
             case ("DELETE", "instances", name):
                 return self._delete(self._there(self.instances.get((zone, name)), name), zone)
             case ("GET", "operations"):
@@ -294,6 +306,25 @@ class Gce:
 
         self.operations.later(gone)
         return asked
+
+    def _set_metadata(self, one: Json, zone: str, body: Json) -> Json:
+        if self.meddle:
+            self.meddle -= 1
+            items = [each for each in one["metadata"]["items"] if each["key"] != "meddled"]
+            items.append({"key": "meddled", "value": "yes"})
+            one["metadata"] = {**one["metadata"], "fingerprint": secrets.token_hex(6), "items": items}
+        if body.get("fingerprint", "") != one["metadata"]["fingerprint"]:
+            raise Refusal(412, "conditionNotMet", "Supplied fingerprint does not match current metadata")
+
+        def change() -> None:
+            one["metadata"] = {
+                "kind": "compute#metadata",
+                "fingerprint": secrets.token_hex(6) + "==",
+                "items": body["items"],
+            }
+            self.changed(one)
+
+        return self.operations.run(zone, "setMetadata", one, change)
 
     def remove(self, zone: str, name: str) -> None:
         """Remove an instance with the disks that go with it."""

@@ -62,8 +62,8 @@ def needed(method: str, path: str, body: Any) -> set[str]:
             return {"compute.instances.attachDisk", _use(body)}
         case ("POST", "zones", _, "instances", _, "detachDisk"):
             return {"compute.instances.detachDisk", "compute.disks.use"}
-        case ("POST", "zones", _, "instances", _, "stop"):
-            found = "instances.stop"
+        case ("POST", "zones", _, "instances", _, ("stop" | "start" | "setMetadata") as what):
+            found = f"instances.{what}"
         case _:
             found = f"nobody may {method} {path}"
     return {f"compute.{found}"}

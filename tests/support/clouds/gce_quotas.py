@@ -38,7 +38,7 @@ class GceQuotas:
         interval = int(self._now() // self._seconds)
         if interval != self._interval:
             self._interval, self._used = interval, Counter()
-        group = _group(parameters["Action"])
+        group = group_of(parameters["Action"])
         if self._used[group] >= self._most:
             self.refused[group] += 1
             return (
@@ -49,7 +49,8 @@ class GceQuotas:
         return ""
 
 
-def _group(action: str) -> str:
+def group_of(action: str) -> str:
+    """Return the group of methods that a request counts in."""
     if action == "operation":
         return "OperationReadRequests"
     if action.startswith("list "):

@@ -27,6 +27,8 @@ def parameters(method: str, path: str, query: dict[str, str], body: Json) -> dic
             found["Action"] = "destroy"
         case ("POST", "zones", _, "instances", instance, ("attachDisk" | "detachDisk") as action):
             found.update(Action=action.replace("Disk", " disk"), instance=instance)
+        case ("POST", "zones", _, "instances", instance, ("start" | "setMetadata") as action):
+            found.update(Action=action, instance=instance)
         case ("POST", "zones", _, "disks"):
             found.update(Action="create disk", name=body["name"])
         case ("POST", "zones", _, "disks", name, "createSnapshot"):

@@ -36,21 +36,21 @@ class Moto:
         with process.stdout:
             self.port = int(process.stdout.readline())
         self._input = process.stdin  # moto runs until it is closed
-        self._client: Any = None
+        self._clients: dict[str, Any] = {}
         self.url = f"http://127.0.0.1:{self.port}"
 
-    def client(self) -> Any:
+    def client(self, service: str = "ec2") -> Any:
         """Return the boto3 client that calls moto directly."""
-        if self._client is None:
-            self._client = self._make_client()
-        return self._client
+        if service not in self._clients:
+            self._clients[service] = self._make_client(service)
+        return self._clients[service]
 
-    def _make_client(self) -> Any:
+    def _make_client(self, service: str) -> Any:
         import boto3
         from botocore.config import Config
 
         return boto3.client(
-            "ec2",
+            service,
             region_name=REGION,
             endpoint_url=self.url,
             aws_access_key_id=KEYS[0],

@@ -18,11 +18,16 @@ _NAMESPACE = re.compile(rb'xmlns="http://ec2\.amazonaws\.com/doc/[0-9-]+/?"')
 _EC2 = b'xmlns="http://ec2.amazonaws.com/doc/2016-11-15/"'
 INSTANCE_ID = re.compile(rb"<instanceId>(i-[0-9a-f]+)</instanceId>")
 _RUNNING = re.compile(rb"<instanceState><code>16</code><name>running</name></instanceState>")
+_STOPPING = b"<instanceState><code>64</code><name>stopping</name></instanceState>"
 _PENDING = b"<instanceState><code>0</code><name>pending</name></instanceState>"
 
 EMPTY_LIST = (
     b"<DescribeInstancesResponse " + _EC2 + b"><reservationSet/></DescribeInstancesResponse>"
 )  # a list from before anything was launched
+
+CHANGED_ATTRIBUTE = (
+    b"<ModifyInstanceAttributeResponse " + _EC2 + b"><return>true</return></ModifyInstanceAttributeResponse>"
+)
 
 EMPTY_VOLUMES = b"<DescribeVolumesResponse " + _EC2 + b"><volumeSet/></DescribeVolumesResponse>"
 
@@ -40,6 +45,11 @@ def each_instance(body: bytes) -> list[bytes]:
 def as_pending(instance: bytes) -> bytes:
     """Return an instance that moto shows as running as one that has not booted."""
     return _RUNNING.sub(_PENDING, instance)
+
+
+def as_stopping(instance: bytes) -> bytes:
+    """Return an instance that moto shows as running as one that is being stopped."""
+    return _RUNNING.sub(_STOPPING, instance)
 
 
 def tag_of(resource: dict[str, Any], key: str) -> str:

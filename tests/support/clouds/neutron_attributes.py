@@ -23,6 +23,7 @@ _MODULES = {
     "floatingips": ("l3", "FLOATINGIPS"),
     "networks": ("network", "COLLECTION_NAME"),
     "ports": ("port", "COLLECTION_NAME"),
+    "subnets": ("subnet", "COLLECTION_NAME"),
 }
 # What all resources also have (source: Networking API, "Standard attributes", "Filtering").
 _SET = {"description"}

@@ -31,7 +31,7 @@ SERVICES = {
     "compute": ("compute-service", "compute/v2.1"),
     "network": ("network-service", "network/"),
     "image": ("image-service", "image"),
-    "volumev3": ("volume-service", f"volumev3/v3/{PROJECT}"),
+    "volumev3": ("volume-service", "volumev3/v3/"),
     "identity": ("keystone", "identity"),
 }
 
@@ -73,7 +73,7 @@ def flavors() -> list[Json]:
     ]
 
 
-def server(id: str, asked: Json, flavor: Json) -> Json:
+def server(id: str, asked: Json, flavor: Json, project: str = PROJECT) -> Json:
     """Return a newly requested server."""
     image = asked.get("imageRef", "")
     return {
@@ -105,7 +105,7 @@ def server(id: str, asked: Json, flavor: Json) -> Json:
         "locked": False,
         "progress": 0,
         "security_groups": [{"name": each["name"]} for each in asked.get("security_groups", [])],
-        "tenant_id": PROJECT,
+        "tenant_id": project,
         "user_id": USER,
         "trusted_image_certificates": None,
         "os-extended-volumes:volumes_attached": [],
@@ -162,9 +162,9 @@ def image(name: str, **properties: Any) -> Json:
     }
 
 
-def catalog(endpoint: str, services: Iterable[str] = SERVICES) -> list[Json]:
-    """Return a catalog of services of these types, which don't have DevStack's names. One region is another
-    cloud's."""
+def catalog(endpoint: str, services: Iterable[str] = SERVICES, project: str = PROJECT) -> list[Json]:
+    """Return a project's catalog of services of these types, which don't have DevStack's names. One region is
+    another cloud's."""
     return [
         {
             "type": kind,
@@ -183,5 +183,10 @@ def catalog(endpoint: str, services: Iterable[str] = SERVICES) -> list[Json]:
             ],
         }
         for kind in services
-        for name, path in (SERVICES[kind],)
+        for name, path in ((SERVICES[kind][0], _path(kind, project)),)
     ]
+
+
+def _path(service: str, project: str) -> str:
+    """Return the path of a service's endpoint: Cinder's has the project."""
+    return SERVICES[service][1] + (project if service == "volumev3" else "")

@@ -27,7 +27,9 @@ from tests.support.clouds import wheels
 
 RELEASE = "nova"
 _SCHEMAS = "nova.api.openstack.compute.schemas"
-_MODULES = ("servers", "flavors", "console_output", "availability_zone", "volume_attachments")
+_MODULES = (
+    "servers", "flavors", "console_output", "availability_zone", "volume_attachments", "server_metadata",
+)  # fmt: skip
 # By verb and path: a schema's module, and its names for requests and answers.
 _JUDGES = {
     ("GET", "/servers/detail"): ("servers", "index_query", "detail_response"),
@@ -36,6 +38,7 @@ _JUDGES = {
     ("POST", "/servers"): ("servers", "create", "create_response"),
     ("GET", "/servers/ID"): ("servers", "show_query", "show_response"),
     ("POST", "/servers/ID/os-volume_attachments"): ("volume_attachments", "create", "create_response"),
+    ("POST", "/servers/ID/metadata"): ("server_metadata", "create", "create_response"),
     ("POST", "/servers/ID/action"): ("console_output", "get_console_output", "get_console_output_response"),
 }
 _SAMPLES = "nova/tests/functional/api_sample_tests/api_samples/"
@@ -130,8 +133,9 @@ class Schemas:
 
     def wrong_request(self, method: str, path: str, query: Mapping[str, str], body: object) -> list[str]:
         """Describe what is wrong with a request."""
-        if isinstance(body, dict) and "os-stop" in body:
-            return [] if body == {"os-stop": None} else ["os-stop: it has no parameters"]
+        for action in ("os-stop", "os-start"):
+            if isinstance(body, dict) and action in body:
+                return [] if body == {action: None} else [f"{action}: it has no parameters"]
         value = body if method == "POST" else {key: [each] for key, each in query.items()}
         known = _judge(method, path)
         return self.wrong(known[0], known[1], value) if known else []

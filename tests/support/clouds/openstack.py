@@ -4,6 +4,9 @@
 One server is Keystone, Nova, Neutron, Glance and Cinder, each below a path of its own; another one is the
 metadata service of all servers, which it knows by their source address: the network is a part of 127.0.0.0/8,
 where every address is the loopback interface's.
+
+It has one project, and more for tests of tenants: each with an application credential and an entry of
+clouds.yaml of its own. Nothing of a project is there for another one.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import json
 import secrets
 from collections.abc import Callable
 from functools import partial
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -32,7 +36,7 @@ from tests.support.clouds.faults import NEVER, NO_AGENT, UNANSWERED, Fault, Faul
 from tests.support.clouds.guest_instances import GuestInstances
 from tests.support.clouds.http_sites import Answer
 from tests.support.clouds.nova_resources import PROJECT, REGION, ZONES, Json
-from tests.support.clouds.openstack_api import OpenStackApi, addresses_of
+from tests.support.clouds.openstack_api import NETWORK, OpenStackApi, addresses_of
 from tests.support.clouds.openstack_refusals import Refusal
 from tests.support.clouds.simulated_cloud import QUICK, SimulatedCloud
 from tests.support.clouds.tls import certificate
@@ -41,8 +45,19 @@ from tests.support.clouds.vm_image_instances import RunningVM
 CLOUD, APPLICATION, SECRET = "pods", "b7f1a0c1d2e3f4a5b6c7d8e9f0a1b2c3", "secret-of-the-test"
 USERNAME, PASSWORD = "infranetes", "password-of-the-test"
 _USER_DATA = "/openstack/latest/user_data"
+_META_DATA = "/openstack/latest/meta_data.json"
 _NO_HOST = "No valid host was found. There are not enough hosts available."
 TOKEN_SECONDS = 3600.0
+
+
+@attrs.frozen
+class Project:
+    """A project: its name, which is its cloud's in clouds.yaml, too, and its application credential."""
+
+    name: str
+    api: OpenStackApi
+    application: str
+    secret: str = attrs.field(repr=False)
 
 
 @attrs.define
@@ -66,17 +81,19 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
     :ivar token_seconds: how long a token is valid.
     :ivar malformed: by the manual's access rules too.
     :ivar guests: its servers without our agent.
+    :ivar projects: all of them by their ids; `api` is the first one's.
     """
 
     def __init__(self, reactor: Any, directory: Path) -> None:
         super().__init__(reactor, directory, "application/json", "application/octet-stream")
-        self.api = OpenStackApi(self._launched, self._deleted, self._stop, self._console)
+        self.projects: dict[str, Project] = {}
+        self._of_tokens: dict[str, Project] = {}
+        self.api = self._add_project(CLOUD, PROJECT, APPLICATION, SECRET).api
+        self.full = False  # whether no server that is off can be started
         self.launch_seconds = 0.1
         self.services = list(nova_resources.SERVICES)
         self.volume_seconds = 0.02
         self.lag_seconds = 0.0
-        self.api.cinder.later = lambda step: self._call_later(self.volume_seconds, step)
-        self.api.cinder.appeared = lambda step: self._call_later(self.lag_seconds, step)
         self.token_seconds = TOKEN_SECONDS
         self.fault_message = _NO_HOST
         self.guests = GuestInstances(reactor, self._switched_off)
@@ -87,7 +104,7 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
         nova_schemas.schemas()  # these take long
         cinder_schemas.load()
         keystone_rules.wrong({"auth": {}})
-        for kind in ("floatingips", "networks", "ports"):
+        for kind in ("floatingips", "networks", "ports", "subnets"):
             neutron_attributes.attributes(kind)
         self._listen(certificate().options)
         self.ca_file = self._directory / "ca.pem"
@@ -95,19 +112,55 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
         self.clouds_file = self._directory / "clouds.yaml"
         self.write_clouds(application_credential_id=APPLICATION, application_credential_secret=SECRET)
 
+    def _add_project(self, name: str, id: str, application: str, secret: str) -> Project:
+        range = IPv4Network((int(NETWORK[0]) + len(self.projects) * NETWORK.num_addresses, NETWORK.prefixlen))
+        api = OpenStackApi(self._launched, self._deleted, self._stop, self._console, id, range)
+        api.start = self._start
+        api.cinder.later = lambda step: self._call_later(self.volume_seconds, step)
+        api.cinder.appeared = lambda step: self._call_later(self.lag_seconds, step)
+        self.projects[id] = project = Project(name, api, application, secret)
+        return project
+
+    def add_tenant(self, name: str, cidr: str = "") -> Project:
+        """Add a project with a network of its name, an application credential, and a cloud of its name."""
+        project = self._add_project(name, secrets.token_hex(16), secrets.token_hex(16), secrets.token_hex(16))
+        project.api.network = project.api.add_network(name, cidr)
+        self._write_entry(
+            name,
+            application_credential_id=project.application,
+            application_credential_secret=project.secret,
+        )
+        return project
+
+    def revoke(self, project: Project) -> None:
+        """Delete a project's application credential, with which its tokens end."""
+        self.projects[project.api.project] = attrs.evolve(project, application="")
+        self._tokens -= {token for token, its in self._of_tokens.items() if its.api is project.api}
+
+    def _apis(self) -> list[OpenStackApi]:
+        return [each.api for each in self.projects.values()]
+
+    def _servers(self) -> dict[str, Json]:
+        """Return the servers of all projects."""
+        return {id: one for api in self._apis() for id, one in list(api.servers.items())}
+
     def _call_later(self, seconds: float, step: Callable[[], None]) -> None:
         self._timers.append(self._reactor.callLater(seconds, step))
 
     def write_clouds(self, **auth: str) -> None:
         """Write clouds.yaml, as JSON, which is also YAML."""
-        entry = {
+        self._clouds: Json = {}
+        self._write_entry(CLOUD, **auth)
+
+    def _write_entry(self, cloud: str, **auth: str) -> None:
+        self._clouds[cloud] = {
             "auth_type": "v3applicationcredential" if "application_credential_secret" in auth else "password",
             "auth": {"auth_url": f"{self.endpoint}/identity/v3", **auth},
             "region_name": REGION,
             "cacert": str(self.ca_file),
         }
         self.clouds_file.touch(mode=0o600)
-        self.clouds_file.write_text(json.dumps({"clouds": {CLOUD: entry}}))
+        self.clouds_file.write_text(json.dumps({"clouds": self._clouds}))
 
     async def stop(self) -> None:
         await self.guests.stop()
@@ -131,13 +184,13 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
 
     def running(self) -> list[str]:
         """Return the ids of servers that have not ended."""
-        return [id for id, one in self.api.servers.items() if one["status"] in ("BUILD", "ACTIVE")]
+        return [id for id, one in self._servers().items() if one["status"] in ("BUILD", "ACTIVE")]
 
     def seen(self) -> list[RunningVM]:
         """Return servers that have not ended."""
-        found = []
+        found, servers = [], self._servers()
         for id in self.running():
-            one = self.api.servers[id]
+            one = servers[id]
             fixed = [each["addr"] for each in addresses_of(one)]
             size, sandbox = one["flavor"]["original_name"], one["metadata"][SANDBOX]
             found.append(RunningVM(id, self._vms[id].image, size, sandbox, fixed[0] if fixed else ""))
@@ -145,19 +198,23 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
 
     def held(self) -> dict[str, str]:
         """Return descriptions of everything that costs money, with the token that it is tagged with."""
-        servers = {
-            f"server {id}": str(one["metadata"].get(TOKEN, "")) for id, one in list(self.api.servers.items())
-        }
+        servers = {f"server {id}": str(one["metadata"].get(TOKEN, "")) for id, one in self._servers().items()}
         return servers | {
             f"address {id}": str(one["description"].rpartition("=")[2])
-            for id, one in list(self.api.floating.items())
+            for api in self._apis()
+            for id, one in list(api.floating.items())
         }
+
+    def rest_of(self, id: str) -> bytes:
+        """Return what a stopped server's next agent has of its identity: the metadata, which hides the
+        user-data."""
+        return json.dumps(self._servers()[id]["metadata"]).encode()
 
     def end(self, id: str) -> None:
         """Switch a server off, as somebody else would."""
         self._agent_processes.kill(id)
         self.guests.end(id)
-        nova_resources.stopped(self.api.servers[id])
+        nova_resources.stopped(self._servers()[id])
 
     def add_twin(self, id: str) -> None:
         """Create another server with the same name, metadata and tags."""
@@ -192,6 +249,9 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
         method, query = request.method.decode(), dict(parse_qsl(parts.query, keep_blank_values=True))
         body = json.loads(content) if content else {}
         parameters = self._parameters(method, service, path, query, body)
+        token = request.getHeader("X-Auth-Token")
+        if token in self._of_tokens:
+            parameters["project"] = self._of_tokens[token].api.project
         self.requests.append(parameters)
         self._fault = self.faults.befalling(parameters)
         early = _refusal(self._fault) if self._fault is not None else None
@@ -201,15 +261,16 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
             return self._issue(path, body)
         if not keystone_rules.allows(service, method, f"/{path}"):
             self.malformed.append(f"no access rule allows {method} {service}/{path}")
-        if request.getHeader("X-Auth-Token") not in self._tokens:
+        if token not in self._tokens:
             return _error(401, "The request you have made requires authentication.")
+        api = self._of_tokens[token].api
         if parameters["Action"] == "launch":
             self.bodies.append(body)
         if self._fault is not None and self._fault.kind is FaultKind.IGNORED:
             return 204, b""
         version = request.getHeader("OpenStack-API-Version") or ""
         try:
-            answer = self._served(service, method, path, query, body, version)
+            answer = self._served(api, service, method, path, query, body, version)
         except Refusal as refusal:
             if self._fault is not None and self._fault.kind in UNANSWERED:
                 return self._sent(parameters, {}, self._fault)
@@ -218,29 +279,38 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
         return self._sent(parameters, answer, self._fault)
 
     def _served(
-        self, service: str, method: str, path: str, query: dict[str, str], body: Json, version: str
+        self,
+        api: OpenStackApi,
+        service: str,
+        method: str,
+        path: str,
+        query: dict[str, str],
+        body: Json,
+        version: str,
     ) -> Json | None:
         if service == "network":
             kind = path.split("/")[1]
             self.malformed += neutron_attributes.wrong(method, kind, query, body)
-            answer = self.api.neutron(method, path, query, body)
+            answer = api.neutron(method, path, query, body)
             self.malformed += neutron_attributes.wrong_answer(kind, answer)
             return answer
         if service == "image":
-            return self.api.glance(method, path, query)
+            return api.glance(method, path, query)
         if service == "volumev3":
-            return self._cinder(method, path.removeprefix(f"v3/{PROJECT}"), query, body, version)
+            return self._cinder(api, method, path.removeprefix(f"v3/{api.project}"), query, body, version)
         path = path.removeprefix("v2.1")
         self.malformed += nova_schemas.schemas().wrong_request(method, path, query, body)
-        answer = self.api.nova(method, path, query, body, version)
+        answer = api.nova(method, path, query, body, version)
         self.malformed += nova_schemas.schemas().wrong_answer(method, path, answer)
         return answer
 
-    def _cinder(self, method: str, path: str, query: dict[str, str], body: Json, version: str) -> Json | None:
+    def _cinder(
+        self, api: OpenStackApi, method: str, path: str, query: dict[str, str], body: Json, version: str
+    ) -> Json | None:
         if version != f"volume {VOLUME_MICROVERSION}":
             self.malformed.append(f"{method} {path} is of version {version!r}")
         self.malformed += cinder_schemas.wrong_request(method, path, query, body)
-        answer = self.api.cinder.answer(method, path, query, body)
+        answer = api.cinder.answer(method, path, query, body)
         self.malformed += cinder_schemas.wrong_answer(answer)
         return json.loads(json.dumps(answer)) if answer is not None else None
 
@@ -264,21 +334,39 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
     def _issue(self, path: str, body: Json) -> Answer:
         """Issue a token as Keystone does (source: Identity API v3, "Authentication and token management")."""
         self.malformed += keystone_rules.wrong(body)
-        if path != "v3/auth/tokens" or not _is_known(body):
+        project = self._authenticated(body) if path == "v3/auth/tokens" else None
+        if project is None:
             return _error(401, "The request you have made requires authentication.")
-        token = secrets.token_hex(16)
+        token, id = secrets.token_hex(16), project.api.project
         self._tokens.add(token)
+        self._of_tokens[token] = project
         answer = {
             "token": {
                 "methods": body["auth"]["identity"]["methods"],
                 "issued_at": nova_resources.now().replace("Z", ".000000Z"),
                 "expires_at": nova_resources.now(self.token_seconds).replace("Z", ".000000Z"),
-                "project": {"id": PROJECT, "name": "pods", "domain": {"id": "default", "name": "Default"}},
+                "project": {"id": id, "name": project.name, "domain": {"id": "default", "name": "Default"}},
                 "user": {"id": nova_resources.USER, "name": USERNAME},
-                "catalog": nova_resources.catalog(self.endpoint, self.services),
+                "catalog": nova_resources.catalog(self.endpoint, self.services, id),
             }
         }
         return 201, json.dumps(answer).encode(), ("X-Subject-Token", token)
+
+    def _authenticated(self, body: Json) -> Project | None:
+        """Return the project that the caller has; None: Keystone can't authenticate the caller."""
+        identity = body["auth"]["identity"]
+        match identity["methods"]:
+            case ["application_credential"] if "scope" not in body["auth"]:
+                given = identity["application_credential"]
+                known = ({"id": each.application, "secret": each.secret} for each in self.projects.values())
+                found = zip(known, self.projects.values(), strict=True)
+                return next((project for one, project in found if one == given), None)
+            case ["password"]:
+                user = identity["password"]["user"]
+                scope = {"project": {"name": CLOUD, "domain": {"id": "default"}}}
+                wanted = {"name": USERNAME, "domain": {"name": "Default"}, "password": PASSWORD}
+                return self.projects[PROJECT] if (user, body["auth"]["scope"]) == (wanted, scope) else None
+        return None
 
     def _parameters(
         self, method: str, service: str, path: str, query: dict[str, str], body: Json
@@ -299,6 +387,10 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
                 found.update(Action="launch", name=asked["name"], size=size, zone=zone)
             case ("compute", "DELETE", "v2.1", "servers", _):
                 found["Action"] = "destroy"
+            case ("compute", "POST", "v2.1", "servers", _, "metadata"):
+                found["Action"] = "set metadata"
+            case ("compute", "POST", "v2.1", "servers", _, "action") if {"os-stop", "os-start"} & body.keys():
+                found["Action"] = next(iter(body))
             case ("compute", _, "v2.1", "servers", _, "os-volume_attachments", *_):
                 found["Action"] = "attach" if method == "POST" else "detach"
             case ("volumev3", _, "v3", _, kind, *rest):
@@ -313,6 +405,10 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
     async def _metadata(self, request: Any) -> Answer:
         address = request.transport.getHost().host
         mine = [vm for vm in self._vms.values() if vm.address == address]
+        if request.path.decode() == _META_DATA and mine:
+            servers = [each.api.servers.get(mine[-1].id) for each in self.projects.values()]
+            told: Json = next((each["metadata"] for each in servers if each is not None), {})
+            return 200, json.dumps({"uuid": mine[-1].id, "meta": told}).encode()
         if request.path.decode() != _USER_DATA or not mine:
             return 404, b"Not Found"
         return 200, mine[-1].identity
@@ -323,7 +419,7 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
         volumes = asked.get("block_device_mapping_v2")
         vm = self._vms[one["id"]] = _Vm(
             id=one["id"],
-            address=self.api.free_address(),
+            address=self.projects[one["tenant_id"]].api.free_address(),
             network=asked["networks"][0]["uuid"],
             behaviour=self.behaviour,
             identity=base64.b64decode(asked.get("user_data", "")),
@@ -334,33 +430,45 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
             self._timers.append(self._reactor.callLater(self.launch_seconds, partial(self._boot, one, vm)))
 
     def _boot(self, one: Json, vm: _Vm) -> None:
-        if self.api.servers.get(vm.id) is not one or one["status"] != "BUILD":
+        api = self.projects[one["tenant_id"]].api
+        if api.servers.get(vm.id) is not one or one["status"] != "BUILD":
             return
         if vm.refused:
             nova_resources.failed(one, self.fault_message)
             return
-        self.api.run(one, vm.network, vm.address)
+        api.run(one, vm.network, vm.address)
         if vm.image in self.guests.images:
             self.guests.boot(vm.id, vm.address, vm.identity)
             return
-        if vm.behaviour == NO_AGENT:
-            return
+        if vm.behaviour != NO_AGENT:
+            self._agent_processes.run(vm.id, self._agent_config(vm))
+
+    def _start(self, one: Json) -> None:
+        """Start a server that is off. It is so for a moment after Nova has taken the request."""
+        self._timers.append(self._reactor.callLater(self.launch_seconds, self._started, one))
+
+    def _started(self, one: Json) -> None:
+        vm = self._vms[one["id"]]
+        if self.full:
+            nova_resources.failed(one, self.fault_message)
+        elif one["status"] == "SHUTOFF":
+            one["status"], one["OS-EXT-STS:power_state"], one["OS-EXT-STS:vm_state"] = "ACTIVE", 1, "active"
+            self._agent_processes.reboot(vm.id, self._agent_config(vm))
+
+    def _agent_config(self, vm: _Vm) -> Json:
         directory = self._directory / vm.id
-        self._agent_processes.run(
-            vm.id,
-            {
-                **self.vm_images.containers(vm.image, vm.id, directory),
-                "listen": f"{vm.address}:2475",
-                "run_dir": str(directory),
-                "volumes_dir": str(directory / "volumes"),
-                "etc_dir": str(directory),
-                "identity": {
-                    "source": "openstack",
-                    "apply": False,
-                    "endpoint": f"http://{vm.address}:{self._imds.getHost().port}",
-                },
+        return {
+            **self.vm_images.containers(vm.image, vm.id, directory),
+            "listen": f"{vm.address}:2475",
+            "run_dir": str(directory),
+            "volumes_dir": str(directory / "volumes"),
+            "etc_dir": str(directory),
+            "identity": {
+                "source": "openstack",
+                "apply": False,
+                "endpoint": f"http://{vm.address}:{self._imds.getHost().port}",
             },
-        )
+        }
 
     def _deleted(self, id: str) -> None:
         self._agent_processes.kill(id)
@@ -381,21 +489,6 @@ class SimulatedOpenStack(SimulatedCloud[_Vm]):
         """Stop a server that powers itself off; it exists until it is deleted."""
         if id in self.running():
             self.end(id)
-
-
-def _is_known(body: Json) -> bool:
-    """Return whether Keystone can authenticate the caller."""
-    identity = body["auth"]["identity"]
-    match identity["methods"]:
-        case ["application_credential"]:
-            known: Json = {"id": APPLICATION, "secret": SECRET}
-            return bool(identity["application_credential"] == known and "scope" not in body["auth"])
-        case ["password"]:
-            user = identity["password"]["user"]
-            project = {"name": "pods", "domain": {"id": "default"}}
-            known = {"name": USERNAME, "domain": {"name": "Default"}, "password": PASSWORD}
-            return bool(user == known and body["auth"]["scope"] == {"project": project})
-    return False
 
 
 def _refusal(fault: Fault) -> Answer | None:

@@ -14,18 +14,19 @@ from tests.support.clouds.cinder import Cinder
 from tests.support.clouds.nova_resources import PROJECT, ZONES, Json
 from tests.support.clouds.openstack_refusals import Refusal
 
-NETWORK = ipaddress.ip_network("127.80.0.0/16")  # all of it is the loopback interface's
+NETWORK = ipaddress.IPv4Network("127.80.0.0/16")  # all of it is the loopback interface's
 OUTSIDE = "203.0.113."
 MOST_PER_PAGE = 1000
 
 
 class OpenStackApi:
-    """One project.
+    """One project: no other one's servers, networks and volumes are there for it.
 
     :param launched: called with each requested server and with the request.
     :param deleted: called with the id of each server whose deletion is requested.
     :param stop: called with the id of each server that is to be stopped.
     :param console: returns a server's console of so many lines, or None: of all.
+    :param range: the addresses of its networks, unless they have others.
     :ivar page: the most servers or flavors that a list has.
     :ivar newest: the minor version of its Compute API.
     :ivar hidden: ids of servers in a cell whose database does not answer.
@@ -37,21 +38,27 @@ class OpenStackApi:
         deleted: Callable[[str], None],
         stop: Callable[[str], None],
         console: Callable[[str, int | None], str],
+        project: str = PROJECT,
+        range: ipaddress.IPv4Network = NETWORK,
     ) -> None:
+        self.project = project
+        self._range = range
         self._launched = launched
         self._stop = stop
+        self.start: Callable[[Json], None] = lambda one: None  # begins to start a server that is off
         self._console = console
         self._deleted = deleted
         self.flavors = resources.flavors()
         self.images: dict[str, Json] = {}
         self.networks: dict[str, Json] = {}
+        self.subnets: dict[str, Json] = {}
         self.servers: dict[str, Json] = {}
         self.ports: dict[str, Json] = {}
         self.floating: dict[str, Json] = {}
         self.page = MOST_PER_PAGE
         self.newest = int(MICROVERSION.partition(".")[2])
         self.hidden: set[str] = set()
-        self.cinder = Cinder(self.servers)
+        self.cinder = Cinder(self.servers, project)
         self.add_image("infranetes")
         self.network, self.outside = self.add_network("pods"), self.add_network("public")
 
@@ -61,10 +68,12 @@ class OpenStackApi:
         self.images[image["id"]] = image
         return str(image["id"])
 
-    def add_network(self, name: str) -> str:
-        """Add a network, and return its id."""
+    def add_network(self, name: str, cidr: str = "") -> str:
+        """Add a network with a subnet, and return its id."""
         id = resources.new_id()
         self.networks[id] = {"id": id, "name": name}
+        subnet = resources.new_id()
+        self.subnets[subnet] = {"id": subnet, "network_id": id, "cidr": cidr or str(self._range)}
         return id
 
     def add_floating(self, **fields: str) -> str:
@@ -74,7 +83,7 @@ class OpenStackApi:
             "id": id,
             "floating_ip_address": f"{OUTSIDE}{len(self.floating) + 1}",
             "floating_network_id": self.outside,
-            "project_id": PROJECT,
+            "project_id": self.project,
             "port_id": None,
             "description": "",
             "status": "DOWN",
@@ -124,6 +133,16 @@ class OpenStackApi:
                     raise Refusal(409, f"Cannot 'stop' instance {id} while it is in vm_state stopped")
                 self._stop(id)
                 return None
+            case ("POST", "servers", id, "action") if "os-start" in body:
+                one = self._server(id)
+                if one["status"] != "SHUTOFF":
+                    raise Refusal(409, f"Cannot 'start' instance {id} while it is in vm_state active")
+                self.start(one)
+                return None
+            case ("POST", "servers", id, "metadata"):
+                told = self._server(id)["metadata"]
+                told.update(body["metadata"])
+                return {"metadata": told}
         raise Refusal(404, "The resource could not be found.")
 
     def _paged(self, kind: str, every: list[Json], query: dict[str, str]) -> Json:
@@ -165,7 +184,7 @@ class OpenStackApi:
         if asked.get("availability_zone", ZONES[0]) not in ZONES:
             raise Refusal(400, "The requested availability zone is not available")
         id = resources.new_id()
-        one = self.servers[id] = resources.server(id, asked, flavor)
+        one = self.servers[id] = resources.server(id, asked, flavor, self.project)
         self._launched(one, asked)
         groups = [{"name": each["name"]} for each in asked.get("security_groups", [{"name": "default"}])]
         return {
@@ -198,7 +217,7 @@ class OpenStackApi:
     def free_address(self) -> str:
         """Return an address that no server has."""
         taken = {each["addr"] for one in self.servers.values() for each in addresses_of(one)}
-        while (found := str(NETWORK[random.randrange(2, NETWORK.num_addresses - 1)])) in taken:  # noqa: S311
+        while (found := str(self._range[random.randrange(2, self._range.num_addresses - 1)])) in taken:  # noqa: S311
             pass
         return found
 
@@ -206,7 +225,12 @@ class OpenStackApi:
 
     def neutron(self, method: str, path: str, query: dict[str, str], body: Json) -> Json | None:
         """Answer a request. :raise Refusal: an error."""
-        kinds = {"networks": self.networks, "ports": self.ports, "floatingips": self.floating}
+        kinds = {
+            "networks": self.networks,
+            "subnets": self.subnets,
+            "ports": self.ports,
+            "floatingips": self.floating,
+        }
         match (method, *path.strip("/").split("/")):
             case ("GET", "v2.0", kind) if kind in kinds:
                 fields = query.pop("fields", "")

@@ -84,7 +84,7 @@ def extra_config(vm: Any) -> dict[str, str]:
 
 def done(task: Any) -> Any:
     """Wait for a task, which has to succeed, and return its result. vcsim's take milliseconds."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while (info := task.info).state not in ("success", "error"):
         assert time.monotonic() < until, info
         time.sleep(0.002)

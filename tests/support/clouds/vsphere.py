@@ -67,6 +67,7 @@ class Vm:
     behaviour: str
     address: str
     on_at: float
+    is_off: bool = False  # it was powered off
 
 
 class SimulatedVcenter:
@@ -104,6 +105,7 @@ class SimulatedVcenter:
         self.behaviour = NORMAL
         self.vm_images = VMImageInstances(reactor, self._switched_off)
         self.requests: list[dict[str, str]] = []
+        self.has_forgotten_events = False  # those of all VMs, as vCenter does after a month
 
     def start(self) -> None:
         """Start a vCenter with a folder for VMs, and one for images in it."""
@@ -254,6 +256,8 @@ class SimulatedVcenter:
         """Return vcsim's answer. :raise ConnectionError, Silence: there is none."""
         parameters = parameters_of(body.decode())
         self.requests.append(parameters)
+        if parameters["Action"] == "QueryEvents" and self.has_forgotten_events:
+            return 200, envelope('<QueryEventsResponse xmlns="urn:vim25"></QueryEventsResponse>'), []
         action = "RetrievePropertiesEx" if parameters["Action"] == LIST else parameters["Action"]
         lacking = missing(action, parameters["body"])
         if lacking:
@@ -357,6 +361,8 @@ class SimulatedVcenter:
             self._begin_boot(this)
         elif action in ("PowerOffVM_Task", "Destroy_Task"):
             self._turn_off(this)
+            if this in self._vms:
+                self._vms[this].is_off = True
             self._deletions += [task[1]] if task is not None and action == "Destroy_Task" else []
 
     async def _power_on(self, clone: str, made: str, due: float | None) -> None:
@@ -374,7 +380,20 @@ class SimulatedVcenter:
         )
         self._begin_boot(made, due)
 
+    def is_off(self, id: str) -> bool:
+        """Return whether a VM was powered off, by its id."""
+        return id in self._vms and self._vms[id].is_off
+
+    def rest_of(self, name: str) -> bytes:
+        """Return what is left of a stopped VM's identity."""
+        extra = vcsim.extra_config(self.vm(name))
+        return repr(extra).encode() + base64.b64decode(extra.get(IDENTITY, ""))
+
     def _begin_boot(self, id: str, on_at: float | None = None) -> None:
+        if id in self._vms and self._vms[id].is_off:
+            vm = self._vms[id]
+            vm.is_off, vm.on_at = False, self._reactor.seconds()
+            self._booting.append(Deferred.fromCoroutine(self._boot(vm, again=True)))
         if id not in self._vms and self.behaviour != NEVER:
             number = next(_addresses)
             address = f"127.78.{number >> 8 & 255}.{number & 255}"
@@ -403,16 +422,17 @@ class SimulatedVcenter:
     def _turn_off(self, id: str) -> None:
         self._agent_processes.kill(self._agent_of(id))
 
-    async def _boot(self, vm: Vm) -> None:
+    async def _boot(self, vm: Vm, again: bool = False) -> None:
         left = vm.on_at + self.boot_seconds - self._reactor.seconds()
         await deferLater(self._reactor, max(0.0, left), lambda: None)
         identity = await deferToThread(self._thd_boot, vm)
         if not identity or vm.behaviour == NO_AGENT or self._stopped:
             return
         directory = self._directory / vm.id
-        directory.mkdir(mode=0o700)
+        directory.mkdir(mode=0o700, exist_ok=again)
         tools = vmtoolsd.write(directory, identity)
-        self._agent_processes.run(
+        run = self._agent_processes.reboot if again else self._agent_processes.run
+        run(
             self._agent_of(vm.id),
             {
                 **self.vm_images.containers(self._images.get(vm.id, ""), vm.id, directory),

@@ -40,6 +40,8 @@ class ContainerStateTests(SynchronousTestCase):
             ({}, "Completed", 0),
             ({"ExitCode": 3}, "Error", 3),
             ({"ExitCode": 137, "OOMKilled": True}, "OOMKilled", 137),
+            ({"ExitCode": 0, "OOMKilled": True}, "Completed", 0),
+            ({"ExitCode": 3, "OOMKilled": True}, "Error", 3),
         ):
             state = container_state(inspected(**started, **fields))
             self.assertEqual((state.reason, state.exit_code), (reason, code))

@@ -315,6 +315,13 @@ class FirewallTests(TestCase):
         self.assertFalse(await blocking(udp, self.pod, self.other, 124, False))
         self.assertFalse(await blocking(udp, self.other, self.pod, 123, False))
 
+    async def test_without_one_all_is_open_again(self) -> None:
+        await self.put([])
+        await self.cannot_reach(self.other, self.pod)
+        for _ in range(2):
+            await self.firewall.reset()
+            await self.reaches(self.other, self.pod)
+
     async def test_what_nft_refuses_changes_nothing(self) -> None:
         await self.put([])
         wrong = PodFirewall(ingress=(allowed("0.0.0.0/0", ports=(Ports("NONSENSE", 1, 1),)),))

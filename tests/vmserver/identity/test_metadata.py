@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import socket
 import subprocess
@@ -82,11 +83,24 @@ class Nova(Resource):
 
     isLeaf = True
 
+    def __init__(self, *told: bytes, user_data: bytes = b'{"the": "identity"}') -> None:
+        super().__init__()
+        self._told = list(told)  # the answers, one after the other, about the server; the last one stays
+        self._user_data = user_data
+
     def render_GET(self, request: Any) -> bytes:
+        if request.path == b"/openstack/latest/meta_data.json" and self._told:
+            return self._told.pop(0) if len(self._told) > 1 else self._told[0]
         if request.path != b"/openstack/latest/user_data":
             request.setResponseCode(404)
             return b"no"
-        return b'{"the": "identity"}'
+        return self._user_data
+
+
+def meta(**items: str) -> bytes:
+    """Return what Nova tells of a server with this metadata."""
+    named = {key.replace("_", "-"): value for key, value in items.items()}
+    return json.dumps({"uuid": "1", "meta": {"infranetes-token": "t", **named}}).encode()
 
 
 class CloudIdentityTests(TestCase):
@@ -239,6 +253,25 @@ class CloudIdentityTests(TestCase):
 
     async def test_user_data_as_nova_has_it(self) -> None:
         await self.served(Nova(), "openstack")
+
+    async def test_user_data_of_a_server_whose_metadata_have_no_identity(self) -> None:
+        await self.served(Nova(meta()), "openstack")
+
+    async def test_parts_in_a_servers_metadata_go_before_its_user_data(self) -> None:
+        parts = {"infranetes_identity_1": '{"the": ', "infranetes_identity_2": '"identity"}'}
+        whole = meta(infranetes_identity="2", **parts)
+        await self.served(Nova(whole, user_data=b"old"), "openstack")
+
+    async def test_a_server_that_was_stopped_waits_for_them_whatever_its_user_data(self) -> None:
+        waits, half = meta(infranetes_identity="0"), meta(infranetes_identity="2", infranetes_identity_1="{")
+        whole = meta(infranetes_identity="1", infranetes_identity_1='{"the": "identity"}')
+        bad = (
+            b"no JSON",
+            b"[]",
+            meta(infranetes_identity="many"),
+            b'{"meta": {"infranetes-identity": null}}',
+        )
+        await self.served(Nova(waits, half, *bad, waits, whole, user_data=b"old"), "openstack")
 
     async def test_user_data_as_azure_has_it(self) -> None:
         await self.served(Azure(base64.b64encode(b'{"the": "identity"}\n')), "azure")

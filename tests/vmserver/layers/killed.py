@@ -177,7 +177,7 @@ def main(base: Path, how: str) -> int:
         if in_child(base, take_up):
             print(f"after a kill at step {step}")
             return 1
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while found := left(base):
             if time.monotonic() > deadline:
                 print(f"after a kill at step {step} there are {found}")

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from vmserver.containers.docker.api import ContainerInspect, HostConfig
+from vmserver.containers.docker.kernel import KILLED
 from vmserver.containers.docker.names import LABEL_ID, LABEL_RESOURCES
 from vmserver.containers.jsonlog import parse_time
 
@@ -53,7 +54,7 @@ def container_state(container: ContainerInspect) -> messages.ContainerState:
         result.reason = "ContainerCannotRun" if result.exit_code in (126, 127) else "StartError"
         result.started_at = result.started_at or result.created_at
         result.finished_at = result.finished_at or result.started_at
-    elif state["OOMKilled"]:
+    elif state["OOMKilled"] and result.exit_code == KILLED:  # Docker says it of any process
         result.reason = "OOMKilled"
     else:
         result.reason = "Error" if result.exit_code else "Completed"

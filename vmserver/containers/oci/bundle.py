@@ -32,7 +32,7 @@ from vmserver.containers.oci.pod_processes import PodProcesses
 from vmserver.containers.oci.record import OciRecord
 from vmserver.containers.oci.rootfs_paths import make_directory, make_file
 from vmserver.containers.oci.seccomp_filters import SeccompFilters
-from vmserver.containers.oci.spec import NewContainer, container_spec, pid_namespace
+from vmserver.containers.oci.spec import NewContainer, container_spec, environment, pid_namespace
 from vmserver.containers.oci.user_namespaces import FIELD, UserNamespaces, wanted_by
 from vmserver.layers.images import LayerImages
 from vmserver.pod_settings import SEEN_BY_CONTAINERS
@@ -156,6 +156,19 @@ class Bundles:
         spec = await self.read(container)
         spec["linux"]["resources"].update(linux_resources(limits, await self.kernel()))
         spec["process"]["oomScoreAdj"] = limits.oom_score_adj
+        await self._write(container, spec)
+
+    async def rename(self, container: OciContainer, config: cri.ContainerConfig, hostname: str) -> None:
+        """Give commands that are executed in a running container another environment.
+
+        :param config: has the new one. :param hostname: "": it stays.
+        :raise InvalidArgument: a variable is malformed.
+        :raise FailedPrecondition: its config.json can't be written."""
+        spec = await self.read(container)
+        image = image_defaults((await self._images.get(container.record.state.image_id)).configuration)
+        kept = dict(each.partition("=")[::2] for each in spec["process"]["env"])
+        names = hostname or kept.get("HOSTNAME", ""), kept.get("HOME", "/")
+        spec["process"]["env"] = environment(config, image, *names)
         await self._write(container, spec)
 
     async def read(self, container: OciContainer) -> Document:

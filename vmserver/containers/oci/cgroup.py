@@ -13,6 +13,7 @@ import signal
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
+COMMAND = "exec-"  # how the groups of commands in a container begin
 
 
 def is_v2(root: Path = ROOT) -> bool:
@@ -69,8 +70,39 @@ class Cgroup:
                     found.update(dict.fromkeys(pid for pid in map(int, text.split()) if pid))
         return list(found)
 
+    def freeze(self) -> None:
+        """Have the kernel stop every process in the cgroup and below it: see `is_frozen`.
+
+        Does nothing if the cgroup is gone. :raise OSError: the kernel refuses."""
+        self._set_frozen("1", "FROZEN")
+
+    def thaw(self) -> None:
+        """Let processes go on that `freeze` has stopped. As `freeze` otherwise."""
+        self._set_frozen("0", "THAWED")
+
+    def _set_frozen(self, unified: str, other: str) -> None:
+        directory = self._directory("freezer")
+        with contextlib.suppress(FileNotFoundError):
+            file, text = ("cgroup.freeze", unified) if self.unified else ("freezer.state", other)
+            descriptor = os.open(directory / file, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(descriptor, text.encode())
+            finally:
+                os.close(descriptor)
+
+    @property
+    def is_frozen(self) -> bool:
+        """True if none of its processes runs, or it is gone."""
+        directory = self._directory("freezer")
+        try:
+            if self.unified:
+                return "frozen 1" in (directory / "cgroup.events").read_text().splitlines()
+            return (directory / "freezer.state").read_text().strip() == "FROZEN"
+        except OSError:
+            return not directory.exists()
+
     def kill(self) -> None:
-        """SIGKILL every process in the cgroup and below it."""
+        """SIGKILL every process in the cgroup and below it, also those that are frozen."""
         if self.unified is not None:
             with contextlib.suppress(OSError):
                 (self.unified / "cgroup.kill").write_text("1")
@@ -82,6 +114,14 @@ class Cgroup:
                     os.kill(pid, signal.SIGKILL)
             if not pids:
                 return
+            with contextlib.suppress(OSError):
+                self.thaw()  # with version 1 a frozen process can't die
+
+    def kill_commands(self) -> None:
+        """SIGKILL what is executed in groups of its own below this one: with version 2, every command."""
+        for group in self.unified.glob(f"{COMMAND}*") if self.unified is not None else ():
+            with contextlib.suppress(OSError):
+                (group / "cgroup.kill").write_text("1")
 
 
 def join(path: str, pid: int, root: Path = ROOT) -> None:

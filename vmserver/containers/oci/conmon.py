@@ -11,6 +11,7 @@ attach        a socket: see `vmserver.containers.oci.attach`
 ctl, winsz    FIFOs: see `vmserver.containers.oci.control`
 exit          the exit code, written when everything is read and logged; its time is that of the end
 oom           made when memory ran out
+killed        made by the agent before it kills the container
 
 Sources: containers/conmon src/conmon.c, src/cli.c, src/ctr_exit.c; cri-o/cri-o internal/oci/runtime_oci.go.
 """
@@ -45,11 +46,13 @@ LAST_SECONDS = 30.0  # for conmon to read and log the remaining output after its
 CGROUP = "infranetes.conmon"
 """The parent of every conmon's own cgroup, apart from the agent's and the containers' cgroups."""
 
-LOST_CODE = 137  # the exit code recorded when the real one is unknown
+KILLED_CODE = 128 + signal.SIGKILL
+LOST_CODE = KILLED_CODE  # the exit code recorded when the real one is unknown
+_WRITABLE = 0o622  # nobody reads what a container has written but conmon
 _DECORATION = re.compile(r"\A\x1b\[[0-9;]*m[-0-9T:.]*Z: ")  # crun writes in red to a terminal
 # Messages of newer releases of crun. Earlier ones fail when they open or execute the file.
 _UNFIT = re.compile("the path `.*` (?:exists but it is not executable|is not a regular file)")
-_MADE = ("conmon.pid", "first.pid", "attach", "ctl", "winsz", "exit", "oom")
+_MADE = ("conmon.pid", "first.pid", "attach", "ctl", "winsz", "exit", "oom", "killed")
 
 _log = Logger()
 
@@ -105,8 +108,9 @@ class Process:
 class Exit:
     """The end of a container.
 
-    :ivar finished_at: nanoseconds since 1970. :ivar oom_killed: True if the kernel killed one of its
-        processes because memory ran out. :ivar message: the error if its conmon failed; else empty.
+    :ivar finished_at: nanoseconds since 1970. :ivar oom_killed: True if its first process was killed, not by
+        the agent, and the kernel has killed one of its processes because memory ran out.
+    :ivar message: the error if its conmon failed; else empty.
     """
 
     code: int
@@ -158,6 +162,8 @@ class Conmon:
                 process = self._process(container, pid)
             if process is None:
                 raise Unavailable("conmon ended while it created the container")
+            if not container.terminal:
+                _open_output(process.pid)
         except BaseException as error:
             launch.kill()
             await until_ended(launch.going)
@@ -187,6 +193,15 @@ class Conmon:
     def watch(self, container: Monitored, process: Process, ended: Callable[[Exit], None]) -> Watch:
         """Call `ended` once, later, when a container has ended."""
         return Watch(self._reactor, process, lambda: self._outcome(container), ended)
+
+    async def kill(self, container: Monitored) -> None:
+        """SIGKILL all processes of a container, which is then not told to have ended for want of memory."""
+        status = self._crun.status(container.id)
+        if status is not None:
+            if status.alive:
+                with contextlib.suppress(OSError):  # a full disk must not prevent it
+                    (container.bundle / "killed").touch()
+            await run_in_thread(self._reactor, status.kill)
 
     async def discard(self, container: Monitored) -> None:
         """Kill a container and its conmon, and delete their files in the bundle. Idempotent.
@@ -253,9 +268,11 @@ class Conmon:
         status = self._crun.status(container.id)
         kills = None if status is None or status.cgroup is None else status.cgroup.oom_kills()
         oom = (container.bundle / "oom").exists() if kills is None else kills > 0
+        oom = oom and not (container.bundle / "killed").exists()
         file = container.bundle / "exit"
         try:
-            return Exit(int(file.read_text()), file.stat().st_mtime_ns, oom)
+            code = int(file.read_text())
+            return Exit(code, file.stat().st_mtime_ns, oom and code == KILLED_CODE)
         except (OSError, ValueError):
             pass
         if status is not None:
@@ -319,6 +336,15 @@ class Watch:
             self._timer.cancel()
         for end in self._ends:
             end.close()
+
+
+def _open_output(pid: int) -> None:
+    """Let all users of a container write to its output by the names /dev/stdout and /dev/stderr.
+
+    crun gives the pipes to the user that the container begins with; many images begin as root and drop it."""
+    for stream in (1, 2):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            os.chmod(f"/proc/{pid}/fd/{stream}", _WRITABLE)
 
 
 def _conmon_pid(container: Monitored) -> int:

@@ -23,6 +23,7 @@ class OciContainer:
     :ivar starting: its start, while that goes on.
     :ivar directory: all of its files.
     :ivar reading: the node's last reader of its log, which may have gone.
+    :ivar quiet: it is of a pod that was kept: not listed, and nobody is told of it.
     :ivar process: its first process and its conmon, once it runs. :ivar control: of that conmon.
     """
 
@@ -35,12 +36,18 @@ class OciContainer:
         self.control: Control | None = None
         self.reading: CriLog | None = None
         self.removed = False
+        self.quiet = record.phase is Phase.KEPT
         self._over: Event[None] = Event()
 
     @property
     def id(self) -> str:
         """Its id."""
         return self.record.state.id
+
+    @property
+    def engine_id(self) -> str:
+        """The id by which crun and conmon know it: the one that it was created with."""
+        return self.record.engine_id
 
     @property
     def bundle(self) -> Path:
@@ -61,7 +68,7 @@ class OciContainer:
     def monitored(self) -> Monitored:
         """The container's description for conmon."""
         config = self.record.config
-        return Monitored(self.id, self.bundle, self.log, config.tty, config.stdin, config.stdin_once)
+        return Monitored(self.engine_id, self.bundle, self.log, config.tty, config.stdin, config.stdin_once)
 
     @property
     def log(self) -> Path:
@@ -77,6 +84,11 @@ class OciContainer:
     def over(self) -> bool:
         """True if it has ended or been removed."""
         return self.removed or self.record.state.state == cri.CONTAINER_EXITED
+
+    @property
+    def exists(self) -> bool:
+        """True if its first process exists, running or held, as far as the agent knows."""
+        return self.record.phase in (Phase.RUNNING, Phase.KEPT, Phase.GIVEN)
 
     @property
     def running(self) -> bool:

@@ -34,6 +34,7 @@ from infranetes_common.processes import family, kill_family, start_ticks
 from infranetes_common.reactors import IReactor
 from infranetes_common.spawning import spawn
 from vmserver.containers.oci.addresses import fixed_addresses
+from vmserver.containers.oci.cgroup import COMMAND
 from vmserver.containers.oci.conmon import exit_code_of
 from vmserver.containers.oci.runtime import Crun, Status
 
@@ -101,7 +102,7 @@ class ExecLaunch:
         self._group: Path | None = None
         unified = None if status.cgroup is None else status.cgroup.unified
         if unified is not None:
-            self._group = unified / f"exec-{secrets.token_hex(6)}"
+            self._group = unified / f"{COMMAND}{secrets.token_hex(6)}"
 
     def spawn(
         self, protocol: ProcessProtocol, descriptors: Mapping[int, str | None], console: Path | None = None

@@ -18,6 +18,7 @@ from infranetes_common.commands import exit_code, shell_code
 from infranetes_common.concurrency import deferred
 from infranetes_common.errors import FailedPrecondition
 from infranetes_common.reactors import IReactor
+from vmserver.containers import pipes
 from vmserver.containers.child_exec import DRAIN_SECONDS, Captured
 from vmserver.containers.child_sessions import ExecSession
 from vmserver.containers.interface import ExecResult, ISession, Streams
@@ -105,6 +106,7 @@ class _SyncCommand(Captured):
 
     def connectionMade(self) -> None:
         super().connectionMade()
+        pipes.open_output(self.transport)
         self._launch.began(self.transport)
 
     def childDataReceived(self, fd: int, data: bytes) -> None:

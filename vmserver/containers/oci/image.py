@@ -97,7 +97,7 @@ def _named_signal(name: str) -> int:
     if name.isascii() and name.isdecimal() and len(name) < 4:
         return int(name) if int(name) < signal.NSIG else 0
     match = _SIGNAL.fullmatch(name.upper())
-    known = {each.name: int(each) for each in signal.Signals}
+    known = {each: int(number) for each, number in signal.Signals.__members__.items()}  # SIGCLD too
     if match is None or f"SIG{match[1]}" not in known:
         return 0
     number = known[f"SIG{match[1]}"] + int(f"{match[2] or '+'}{match[3] or 0}")

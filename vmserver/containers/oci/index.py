@@ -6,13 +6,17 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+import attrs
 from twisted.internet.interfaces import IReactorThreads
 from twisted.logger import Logger
 
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError, NotFound, ResourceExhausted
+from infranetes_common.wire import cri
+from vmserver.containers.hooks import Hook
 from vmserver.containers.interface import Changed, Removed
 from vmserver.containers.oci import record as records
+from vmserver.containers.oci import state as states
 from vmserver.containers.oci.container import OciContainer
 from vmserver.containers.oci.record import OciRecord
 from vmserver.validate import CONTAINER_ID
@@ -59,7 +63,7 @@ class ContainerIndex:
     def existing(self, id: str) -> OciContainer:
         """Return a container. :raise NotFound: there is none."""
         container = self._containers.get(id)
-        if container is None:
+        if container is None or container.quiet:
             raise NotFound(f"there is no container {id} in this sandbox's VM")
         return container
 
@@ -76,9 +80,13 @@ class ContainerIndex:
         """Return every container."""
         return list(self._containers.values())
 
+    def listed(self) -> list[OciContainer]:
+        """Return the containers of the pod that the VM is."""
+        return [each for each in self._containers.values() if not each.quiet]
+
     def new(self, record: OciRecord) -> OciContainer:
         """Return a new container, without a directory yet and not yet listed: see `add`."""
-        return OciContainer(record, self._directory / record.state.id)
+        return OciContainer(record, self._directory / record.engine_id)
 
     async def add(self, container: OciContainer) -> None:
         """Write the record of a new container, list it, and notify the watchers.
@@ -86,6 +94,24 @@ class ContainerIndex:
         :raise ResourceExhausted: the disk is full."""
         await self.save(container)
         self._containers[container.id] = container
+        self.notify(container)
+
+    async def give(
+        self, container: OciContainer, id: str, config: cri.ContainerConfig, hook: Hook | None, now: int
+    ) -> None:
+        """Write down that a kept container is another pod's from now on, list it, and notify the watchers.
+
+        :param id: its new one. :raise ResourceExhausted: the disk is full; nothing has changed."""
+        before, old_id = attrs.evolve(container.record, state=container.state()), container.id
+        states.given(container.record, id, config, hook, now)
+        try:
+            await self.save(container)
+        except BaseException:
+            container.record = before
+            raise
+        self._containers.pop(old_id, None)
+        self._containers[id] = container
+        container.quiet = False
         self.notify(container)
 
     async def save(self, container: OciContainer) -> None:
@@ -112,15 +138,16 @@ class ContainerIndex:
 
     def notify(self, container: OciContainer) -> None:
         """Notify the watchers of a container's state."""
-        state = container.state()
-        for changed, _ in self._watchers:
-            changed(state)
+        if not container.quiet:
+            state = container.state()
+            for changed, _ in self._watchers:
+                changed(state)
         container.notify()
 
     def remove(self, container: OciContainer) -> None:
         """Remove a container from the list after its files are deleted, and notify the watchers."""
         container.removed = True
-        if self._containers.pop(container.id, None) is not None:
+        if self._containers.pop(container.id, None) is not None and not container.quiet:
             for _, removed in self._watchers:
                 removed(container.id)
         container.notify()
@@ -143,8 +170,8 @@ def _thd_load(directory: Path) -> tuple[list[tuple[Path, OciRecord]], list[Path]
         record = records.load(entry)
         if record is None:
             without.append(entry)
-        elif record.state.id != entry.name:
-            raise ValueError(f"{entry / records.FILE} is of another container, {record.state.id}")
+        elif record.engine_id != entry.name:
+            raise ValueError(f"{entry / records.FILE} is of another container, {record.engine_id}")
         else:
             found.append((entry, record))
     return sorted(found, key=lambda each: each[1].state.created_at), without

@@ -16,6 +16,7 @@ from twisted.python.failure import Failure
 from infranetes_common.concurrency import run_in_thread, settled, start, within
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.reactors import IReactor
+from vmserver.containers.oci import log
 from vmserver.containers.oci import state as states
 from vmserver.containers.oci.backlog import Backlog
 from vmserver.containers.oci.bundle import Bundles
@@ -23,7 +24,8 @@ from vmserver.containers.oci.conmon import CannotRun, Conmon, Exit, Process, Wat
 from vmserver.containers.oci.container import OciContainer
 from vmserver.containers.oci.control import Control
 from vmserver.containers.oci.filesystems import FileSystems
-from vmserver.containers.oci.index import ContainerIndex
+from vmserver.containers.oci.hold import Freezer
+from vmserver.containers.oci.index import ContainerIndex, unwritable
 from vmserver.containers.oci.record import Phase
 from vmserver.containers.oci.rotation import Rotation
 from vmserver.containers.oci.runtime import Crun
@@ -46,6 +48,7 @@ class Lifecycle:
         files: FileSystems,
         bundles: Bundles,
         rotation: Rotation,
+        freezer: Freezer,
     ) -> None:
         self._reactor = reactor
         self._index = index
@@ -54,6 +57,7 @@ class Lifecycle:
         self._files = files
         self._bundles = bundles
         self._rotation = rotation
+        self._freezer = freezer
         self._watches: dict[str, Watch] = {}
         self._ending: set[Deferred[None]] = set()
 
@@ -69,7 +73,7 @@ class Lifecycle:
     # The start
 
     async def start(self, container: OciContainer) -> None:
-        """Start a container that is CREATED, CREATING or STARTING.
+        """Start a container that is CREATED, CREATING, GIVEN or STARTING.
 
         :raise InvalidArgument: its command can't be executed. :raise FailedPrecondition: it can't be started.
         """
@@ -80,6 +84,9 @@ class Lifecycle:
             process: Process | Exit | None = await self._make(container)
         else:
             process = self._conmon.find(container.monitored)
+        if record.phase is Phase.GIVEN:
+            states.starting(record, time.time_ns())
+            await self._index.save(container)
         await self._let_go(container, process)
 
     async def _make(self, container: OciContainer) -> Process:
@@ -90,7 +97,7 @@ class Lifecycle:
             await self._index.save(container)
             spec = await self._bundles.prepare(container)
             process = await self._conmon.create(container.monitored)
-            self._crun.filters.keep(spec, container.id)
+            self._crun.filters.keep(spec, container.engine_id)
             states.starting(record, time.time_ns())
             await self._index.save(container)
         except CannotRun as error:
@@ -105,11 +112,15 @@ class Lifecycle:
         """Let its first process go on, unless an earlier agent has."""
         if isinstance(process, Process):
             try:
-                status = self._crun.status(container.id)
+                status = self._crun.status(container.engine_id)
                 if status is None or status.waiting:
-                    await self._crun.start(container.id)
+                    await self._crun.start(container.engine_id)
+                if container.engine_id != container.id:
+                    await self._freezer.thaw([container.engine_id])
+                if container.record.hook is not None:
+                    await self._freezer.tell(container, container.record.hook)
             except InfranetesError as error:
-                status = self._crun.status(container.id)
+                status = self._crun.status(container.engine_id)
                 if status is None or status.waiting or status.alive:
                     raise await self._refused(container, states.START_ERROR, str(error)) from error
         await self._running(container, process)
@@ -137,15 +148,27 @@ class Lifecycle:
         states.not_started(container.record)
         await self._index.note(container)
 
+    # The log
+
+    async def begin_log(self, container: OciContainer) -> None:
+        """Delete what a container has logged so far. conmon goes on with the same file."""
+        container.reading = None
+        if container.process is not None:
+            self._watch(container, container.process)  # nothing of what was watched counts any more
+        try:
+            await run_in_thread(self._reactor, log.thd_clear, container.log)
+        except OSError as error:
+            raise unwritable(container.log, error) from error
+
     # The end
 
     def _watch(self, container: OciContainer, process: Process) -> None:
-        self._watch_no_more(container.id)
+        self._watch_no_more(container.engine_id)
         container.process = process
         container.control = Control(self._reactor, container.bundle)
         backlog = Backlog(self._reactor, process, lambda: container.read_to, self._rotation.unread)
-        self._rotation.add(container.id, container.log, container.control, backlog)
-        self._watches[container.id] = self._conmon.watch(
+        self._rotation.add(container.engine_id, container.log, container.control, backlog)
+        self._watches[container.engine_id] = self._conmon.watch(
             container.monitored, process, lambda exit: self._seen(container, exit)
         )
 
@@ -156,14 +179,16 @@ class Lifecycle:
             watch.close()
 
     def _seen(self, container: OciContainer, exit: Exit) -> None:
-        self._watch_no_more(container.id)
+        self._watch_no_more(container.engine_id)
         ending = start(self._note_end(container, exit))
         self._ending.add(ending)
         ending.addErrback(_failed, container.id).addBoth(lambda _: self._ending.discard(ending))
 
     async def _note_end(self, container: OciContainer, exit: Exit) -> None:
         async with container.lock:
-            if container.record.phase is Phase.RUNNING:
+            if container.record.phase is Phase.KEPT:
+                await self.remove(container)
+            elif container.exists:
                 await self._ended(container, exit)
 
     async def _ended(self, container: OciContainer, exit: Exit | None) -> None:
@@ -197,7 +222,7 @@ class Lifecycle:
 
     async def remove(self, container: OciContainer) -> None:
         """End and delete a container, whatever its phase is."""
-        self._watch_no_more(container.id)
+        self._watch_no_more(container.engine_id)
         container.record.phase = Phase.REMOVING
         await self._index.note(container)  # a full disk must not prevent the removal, so only try
         await self._clean(container)
@@ -210,16 +235,28 @@ class Lifecycle:
         """Bring a container of an earlier agent to a stable phase, and watch it if it runs."""
         phase = container.record.phase
         if phase is Phase.CREATING:
-            await run_in_thread(self._reactor, kill_strays, container.id)
+            await run_in_thread(self._reactor, kill_strays, container.engine_id)
             await self._undo(container)
         elif phase is Phase.STARTING:
             await self._let_go(container, self._conmon.find(container.monitored))
         elif phase is Phase.RUNNING:
             await self._running(container, self._conmon.find(container.monitored))
+        elif phase in (Phase.KEPT, Phase.GIVEN):
+            await self._still(container, self._conmon.find(container.monitored))
         elif phase is Phase.ENDED:
             await self._finish(container)
         elif phase is Phase.REMOVING:
             await self.remove(container)
+
+    async def _still(self, container: OciContainer, process: Process | Exit | None) -> None:
+        """Watch a container that is held; or note that it has ended meanwhile."""
+        if isinstance(process, Process):
+            await self._freezer.freeze([container.engine_id])
+            self._watch(container, process)
+        elif container.record.phase is Phase.KEPT:
+            await self.remove(container)
+        else:
+            await self._ended(container, process)
 
 
 def _failed(failure: Failure, id: str) -> None:

@@ -30,14 +30,14 @@ async def change_limits(
     limits = cri.LinuxContainerResources()
     limits.CopyFrom(state.resources)
     kernel = await bundles.kernel()
-    usage = stats.usage(state.pid) if container.running and changes.memory_limit_in_bytes else None
+    usage = stats.usage(state.pid) if container.exists and changes.memory_limit_in_bytes else None
     in_use = usage.memory.working_set if usage is not None else 0
     spec = update_resources(limits, changes, kernel, in_use)
     resources.overlay(limits, changes)
     if limits == state.resources:
         return
-    if container.running:
-        await crun.update(container.id, spec)
+    if container.exists:
+        await crun.update(container.engine_id, spec)
         if limits.oom_score_adj != state.resources.oom_score_adj:
             _adjust_oom_score(state.pid, limits.oom_score_adj)
     elif not container.over:

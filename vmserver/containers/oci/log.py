@@ -13,6 +13,7 @@ pkg/kubelet/kuberuntime/logs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,16 @@ def numbers(path: Path) -> list[int]:
 def renamed(path: Path, number: int) -> Path:
     """Return the name that a log's file has once it is full."""
     return path.with_name(f"{path.name}.{number}")
+
+
+def thd_clear(path: Path) -> None:
+    """Delete a log's lines. What is being written to it goes on to be: conmon appends.
+
+    :raise OSError: one of its files can't be changed."""
+    for number in numbers(path):
+        renamed(path, number).unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.truncate(path, 0)
 
 
 class CriLog(LineReader):

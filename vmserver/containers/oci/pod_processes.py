@@ -58,7 +58,7 @@ class PodProcesses:
         :param users: the file of the pod's user namespace, if it has one.
         :raise FailedPrecondition: it can't be started."""
         async with self._lock:
-            for id in self._ids():
+            for id in self.ids():
                 status = self._crun.status(id)
                 if status is not None and runs(status.pid, status.ticks):
                     return status.pid
@@ -70,13 +70,13 @@ class PodProcesses:
 
         :param unused: says whether no container needs it, asked while no other call can start one."""
         async with self._lock:
-            for id in self._ids() if unused() else []:
+            for id in self.ids() if unused() else []:
                 try:
                     await self._delete(id)
                 except InfranetesError as error:
                     _log.warn("the init of the pod's processes does not end: {error}", error=error)
 
-    def _ids(self) -> list[str]:
+    def ids(self) -> list[str]:
         """Return its name for crun, and those of others that have been left behind."""
         return os.listdir(self._directory) if self._directory.exists() else []
 

@@ -13,7 +13,7 @@ from twisted.internet.defer import Deferred, TimeoutError, fail, succeed
 from twisted.logger import Logger
 from zope.interface import implementer
 
-from infranetes_common.concurrency import Flight, KeyedLock, deferred, run_in_thread, settled, shielded
+from infranetes_common.concurrency import Flight, KeyedLock, deferred, settled, shielded
 from infranetes_common.errors import (
     FailedPrecondition,
     InfranetesError,
@@ -25,11 +25,13 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from vmserver.containers.exec_limits import check_executable
+from vmserver.containers.hooks import Hook
 from vmserver.containers.interface import (
     Changed,
     ExecResult,
     IContainerProvider,
     IHasUserNamespaces,
+    IHoldsContainers,
     IMountsForItself,
     ISession,
     ITakesLayers,
@@ -45,7 +47,9 @@ from vmserver.containers.oci.conmon import Conmon
 from vmserver.containers.oci.container import OciContainer
 from vmserver.containers.oci.execs import Execs
 from vmserver.containers.oci.filesystems import FileSystems
+from vmserver.containers.oci.hold import Freezer
 from vmserver.containers.oci.index import ContainerIndex, unwritable
+from vmserver.containers.oci.keeping import Keeping
 from vmserver.containers.oci.lifecycle import Lifecycle
 from vmserver.containers.oci.limit_changes import change_limits
 from vmserver.containers.oci.limits import Spec
@@ -69,7 +73,7 @@ _PROGRAM = "bin/crun"  # where the read-only mount of crun is
 _log = Logger()
 
 
-@implementer(IContainerProvider, IHasUserNamespaces, IMountsForItself, ITakesLayers)
+@implementer(IContainerProvider, IHasUserNamespaces, IHoldsContainers, IMountsForItself, ITakesLayers)
 class OciProvider:
     """An `IContainerProvider` whose containers are run by conmon and crun.
 
@@ -103,8 +107,20 @@ class OciProvider:
             etc_dir,
         )
         self._rotation = Rotation(reactor, config.log_max_size, config.log_max_files)
+        freezer = Freezer(reactor, self._crun, self._bundles, self._execs)
+        self._freezer = freezer
         self._lifecycle = Lifecycle(
-            reactor, self._index, self._crun, self._conmon, self._files, self._bundles, self._rotation
+            reactor,
+            self._index,
+            self._crun,
+            self._conmon,
+            self._files,
+            self._bundles,
+            self._rotation,
+            freezer,
+        )
+        self._keeping = Keeping(
+            reactor, self._index, freezer, self._lifecycle, self._bundles, self._crun, self._processes
         )
         self._usage = UsageReader(reactor)
         self._creating: KeyedLock[str] = KeyedLock()
@@ -202,6 +218,8 @@ class OciProvider:
     @deferred
     async def start_container(self, id: str) -> messages.ContainerState:
         container = self._index.existing(id)
+        if not container.running:
+            self._keeping.refuse()
         if container.starting is None:
             # A start goes on even if all of its callers are cancelled.
             starting = Flight(self._start_container(container))
@@ -237,7 +255,8 @@ class OciProvider:
                 await container.starting.join()
         if container.record.phase is not Phase.RUNNING:
             return
-        status = self._crun.status(container.id)
+        await self._keeping.let_go(container)
+        status = self._crun.status(container.engine_id)
         over = container.when_over()
         if grace and status is not None:
             status.signal(container.record.stop_signal)
@@ -248,8 +267,7 @@ class OciProvider:
             return
         over = container.when_over()
         over.addTimeout(END_SECONDS, self._reactor)
-        if status is not None:
-            await run_in_thread(self._reactor, status.kill)
+        await self._conmon.kill(container.monitored)
         try:
             await over
         except TimeoutError:
@@ -287,15 +305,15 @@ class OciProvider:
 
     @deferred
     async def containers(self) -> list[messages.ContainerState]:
-        return [container.state() for container in self._index.all()]
+        return [container.state() for container in self._index.listed()]
 
     @deferred
     async def usage(self) -> list[messages.ContainerUsage]:
         version2 = cgroup.is_v2()  # without version 2, processes are measured one by one
         return await self._usage.read(
             {
-                each.id: (each.state(), UsageSource(each.id if version2 else "", str(each.written)))
-                for each in self._index.all()
+                each.id: (each.state(), UsageSource(each.engine_id if version2 else "", str(each.written)))
+                for each in self._index.listed()
             }
         )
 
@@ -303,21 +321,24 @@ class OciProvider:
 
     @deferred
     async def exec_sync(self, id: str, command: Sequence[str], timeout: float, max_output: int) -> ExecResult:
-        process, score = await self._process(id, command, False)
-        return await self._execs.exec_sync(id, process, score, timeout, max_output)
+        with self._keeping.command():
+            engine_id, process, score = await self._process(id, command, False)
+            return await self._execs.exec_sync(engine_id, process, score, timeout, max_output)
 
     @deferred
     async def exec_session(self, id: str, command: Sequence[str], streams: Streams) -> ISession:
-        process, score = await self._process(id, command, streams.tty)
-        return await self._execs.exec_session(id, process, score, streams)
+        self._keeping.refuse()
+        engine_id, process, score = await self._process(id, command, streams.tty)
+        self._keeping.refuse()
+        return await self._execs.exec_session(engine_id, process, score, streams)
 
-    async def _process(self, id: str, command: Sequence[str], tty: bool) -> tuple[Spec, int]:
-        """Return the process to execute in a running container, and the container's oom_score_adj."""
+    async def _process(self, id: str, command: Sequence[str], tty: bool) -> tuple[str, Spec, int]:
+        """Return crun's id of a running container, the process to execute in it, and its oom_score_adj."""
         container = self._index.running(id)
         spec = await self._bundles.read(container)
         check_executable(command, spec["process"]["env"])
         process = process_spec(spec, command, tty)
-        return process, container.record.state.resources.oom_score_adj
+        return container.engine_id, process, container.record.state.resources.oom_score_adj
 
     @deferred
     async def attach_session(self, id: str, streams: Streams) -> ISession:
@@ -347,6 +368,46 @@ class OciProvider:
                 yield record
         finally:
             await reading.aclose()
+
+    # Keeping the VM
+
+    @property
+    def held(self) -> bool:
+        return self._keeping.held
+
+    @deferred
+    async def tell(self, id: str, hook: Hook) -> None:
+        await self._freezer.tell(self._index.running(id), hook)
+
+    @deferred
+    async def hold(self) -> list[str]:
+        return await self._keeping.hold()
+
+    @deferred
+    async def thaw(self) -> None:
+        await self._keeping.thaw()
+
+    def thd_pids(self) -> dict[str, list[int]]:
+        return self._keeping.pids()
+
+    @deferred
+    async def keep(self) -> None:
+        await self._keeping.keep()
+
+    @deferred
+    async def adopt(
+        self,
+        old_id: str,
+        new_id: str,
+        config: cri.ContainerConfig,
+        sandbox_config: cri.PodSandboxConfig,
+        hook: Hook | None,
+    ) -> messages.ContainerState:
+        async with self._creating.held(new_id):
+            return await shielded(self._keeping.adopt(old_id, new_id, config, sandbox_config, hook))
+
+    def kept(self) -> list[str]:
+        return self._keeping.kept()
 
     # Images
 

@@ -9,6 +9,8 @@ STARTING   CREATED    its first process, which may run already          before t
 RUNNING    RUNNING    the same                                          once that has worked
 ENDED      EXITED     the same, without its first process               once it is known how it ended
 EXITED     EXITED     its directory: log, and what it wrote             once all else is cleaned up
+KEPT       -          the same as RUNNING, its processes frozen         once the VM is another pod's
+GIVEN      CREATED    the same                                          when the pod is given the container
 REMOVING   as before  some of all that                                  before anything is deleted
 
 phase      event                                 next
@@ -20,6 +22,10 @@ STARTING   its first process was started         RUNNING
            that has failed                       ENDED: StartError
 RUNNING    its conmon has written how it ended   ENDED: Completed, Error, OOMKilled
            its conmon has ended without that     ENDED: Error, 137; what is left of it is killed
+RUNNING    the VM is a clone, of another pod            KEPT
+KEPT       the pod is given the container               GIVEN
+           it ends                                      REMOVING, then nothing
+GIVEN      start_container                              STARTING; it goes on, its hook is run, then RUNNING
 ENDED      all that it had is cleaned up         EXITED
 any        remove                                REMOVING, then nothing
 
@@ -31,6 +37,8 @@ CREATING   it has never run: conmon and crun's container are ended, and it is CR
 STARTING   if it still waits, it is started; then as RUNNING
 RUNNING    conmon is watched; if it is gone, its files are read
 ENDED      the cleanup is repeated
+KEPT       conmon is watched, and it is frozen once more
+GIVEN      the same
 REMOVING   the removal is repeated
 """
 
@@ -39,13 +47,16 @@ from __future__ import annotations
 import base64
 import enum
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from infranetes_common.concurrency import replace_file
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
+from vmserver.containers.hooks import Hook
 
 FILE = "record.json"
 _VERSION = 1
@@ -60,6 +71,8 @@ class Phase(enum.Enum):
     RUNNING = "running"
     ENDED = "ended"
     EXITED = "exited"
+    KEPT = "kept"
+    GIVEN = "given"
     REMOVING = "removing"
 
 
@@ -71,6 +84,13 @@ class OciRecord:
     config: cri.ContainerConfig
     phase: Phase = Phase.CREATED
     stop_signal: int = 15  # the configuration's, or else the image's
+    engine_id: str = attrs.field()  # for conmon and crun, and of its directory: the first id that it had
+
+    hook: Hook | None = None  # of a container that was given to this pod: run once it goes on
+
+    @engine_id.default
+    def _first_id(self) -> str:
+        return self.state.id
 
     @property
     def images(self) -> set[str]:
@@ -93,11 +113,20 @@ def load(directory: Path) -> OciRecord | None:
             config=cri.ContainerConfig.FromString(base64.b64decode(fields["config"])),
             phase=Phase(fields["phase"]),
             stop_signal=int(fields["stop_signal"]),
+            hook=_hook(fields.get("hook")),
+            **({"engine_id": str(fields["engine_id"])} if "engine_id" in fields else {}),
         )
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is unreadable: {error}") from error
+
+
+def _hook(fields: Mapping[str, Any] | None) -> Hook | None:  # Any: JSON, checked here
+    if fields is None:
+        return None
+    command = tuple(str(word) for word in fields["command"])
+    return Hook(command, int(fields["signal"]), float(fields["seconds"]))
 
 
 def serialized(record: OciRecord) -> str:
@@ -108,6 +137,8 @@ def serialized(record: OciRecord) -> str:
         "config": base64.b64encode(record.config.SerializeToString()).decode(),
         "phase": record.phase.value,
         "stop_signal": record.stop_signal,
+        "engine_id": record.engine_id,
+        "hook": attrs.asdict(record.hook) if record.hook is not None else None,
     }
     return json.dumps(fields)
 

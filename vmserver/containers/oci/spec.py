@@ -136,7 +136,8 @@ def arguments(config: cri.ContainerConfig, image: ImageDefaults) -> list[str]:
     """Return the command of the first process. :raise InvalidArgument: neither has one."""
     command, args = _texts("config.command", config.command), _texts("config.args", config.args)
     if not command:
-        command = list(image.entrypoint)
+        # A Dockerfile takes its base image's entrypoint away by ENTRYPOINT [""].
+        command = list(image.entrypoint) if image.entrypoint != ("",) else []
         args = args or list(image.command)
     if not command + args:
         raise InvalidArgument("config.command: empty, and the image has neither entrypoint nor command")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from infranetes_common.wire import cri
+from vmserver.containers.hooks import Hook
 from vmserver.containers.oci.conmon import LOST_CODE, Exit
 from vmserver.containers.oci.record import OciRecord, Phase
 
@@ -25,11 +26,26 @@ def not_started(record: OciRecord) -> None:
     record.state.started_at = 0
 
 
+def kept(record: OciRecord) -> None:
+    """Record that it is held in a clone, and is of a pod that the clone is not."""
+    record.phase = Phase.KEPT
+
+
+def given(record: OciRecord, id: str, config: cri.ContainerConfig, hook: Hook | None, now: int) -> None:
+    """Record that it is the container `id` of the clone's pod, which has not started it."""
+    record.phase = Phase.GIVEN
+    record.config, record.hook = config, hook
+    record.state.id = id
+    record.state.state = cri.CONTAINER_CREATED
+    record.state.created_at, record.state.started_at = now, 0
+
+
 def running(record: OciRecord, pid: int) -> None:
     """Record that its first process runs."""
     record.phase = Phase.RUNNING
     record.state.state = cri.CONTAINER_RUNNING
     record.state.pid = pid
+    record.hook = None
 
 
 def cannot_start(record: OciRecord, code: int, message: str, now: int) -> None:

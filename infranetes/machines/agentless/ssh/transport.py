@@ -293,12 +293,12 @@ class Transport(SSHClientTransport):
             self.requestService(self._first_service)
 
 
-def another_key(expected: bytes, found: bytes) -> FailedPrecondition:
+def another_key(expected: bytes, presented: bytes) -> FailedPrecondition:
     """Return the error of a server that is not the one that it should be."""
     return FailedPrecondition(
-        f"its SSH server has another host key ({shown(key_type(found))} {fingerprint(found)}) than the guest "
-        f"({shown(key_type(expected))} {fingerprint(expected)}): the guest has changed it, or another "
-        "machine answers in its place. Recreate the pod"
+        f"its SSH server has another host key ({shown(key_type(presented))} {fingerprint(presented)}) "
+        f"than the guest ({shown(key_type(expected))} {fingerprint(expected)}): the guest has changed it, "
+        "or another machine answers in its place. Recreate the pod"
     )
 
 

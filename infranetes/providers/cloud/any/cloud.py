@@ -58,6 +58,7 @@ class AnyCloud:
 
     name = "libcloud"
     rates: Mapping[Action, Rate] = _RATES
+    looks_per_list = 0
 
     def __init__(
         self, settings: Settings, context: ProviderContext, prices: Mapping[str, float] = MappingProxyType({})
@@ -65,7 +66,7 @@ class AnyCloud:
         self._settings = settings
         self._dialect = settings.dialect
         self._prices = prices
-        self._owner = names.owner_of(context.cluster, context.node)
+        self._owner = names.owner_of(context.cluster, context.owner)
         self._intents = Intents(context.state_dir / self.name / "intents", settings.settle_seconds)
         self._told: Sequence[Offer] = ()  # with the driver's own prices
         self._sizes: dict[str, Size] = {}  # by their names as offers
@@ -73,7 +74,7 @@ class AnyCloud:
         self._nodes: dict[str, Node] = {}  # by id: as they were told last
         self._new: dict[str, float] = {}  # by id: until when a VM counts as starting that never ran
         self.offers: Sequence[Offer] = ()
-        self.location = f"libcloud {settings.driver}"
+        self.location = context.located(f"libcloud {settings.driver}")
 
     def use_prices(self, prices: Mapping[str, float]) -> None:
         """Replace the prices that the administrator has set."""
@@ -196,6 +197,9 @@ class AnyCloud:
 
     def _thd_list(self, driver: Session) -> list[CloudVM]:
         return [self._vm(node) for node in self._thd_ours(driver)]
+
+    def _thd_survey(self, driver: Session) -> list[CloudVM]:
+        return self._thd_list(driver)
 
     def _thd_get(self, driver: Session, id: str) -> CloudVM | None:
         return next((vm for vm in self._thd_list(driver) if vm.id == id), None)

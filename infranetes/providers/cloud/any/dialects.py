@@ -10,10 +10,14 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import attrs
-from libcloud.compute.base import NodeDriver
-from libcloud.compute.providers import DRIVERS
+
+from infranetes.providers import libraries
+
+if TYPE_CHECKING:  # the settings' keys are told without libcloud, too
+    from libcloud.compute.base import NodeDriver
 
 MONTH = 730.0  # hours
 
@@ -69,7 +73,12 @@ DIALECTS: Mapping[str, Dialect] = {
 def find(name: str) -> type[NodeDriver]:
     """Return a driver's class, by libcloud's name for it or as MODULE:CLASS.
 
-    :raise ValueError: there is none."""
+    :raise ValueError: there is none, or libcloud is not installed."""
+    try:
+        from libcloud.compute.base import NodeDriver
+        from libcloud.compute.providers import DRIVERS
+    except ModuleNotFoundError as error:
+        raise ValueError(libraries.missing("libcloud", error) or str(error)) from None
     module, colon, attribute = name.partition(":")
     if not colon:
         drivers = {str(each): where for each, where in DRIVERS.items()}  # older libclouds have enums
@@ -95,6 +104,13 @@ def concrete(name: str) -> type[NodeDriver]:
     if concrete is None:
         raise ValueError(f"{name} needs a newer libcloud: this one has no {its}")
     return concrete
+
+
+def overrides(driver: type[NodeDriver], method: str) -> bool:
+    """Return whether a driver has a method of its own in the place of NodeDriver's, which raises."""
+    from libcloud.compute.base import NodeDriver
+
+    return getattr(driver, method) is not getattr(NodeDriver, method)
 
 
 def unknown(function: Callable[..., object], names: Iterable[str]) -> str:

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
-from libcloud.compute.base import NodeDriver
 
 from infranetes.providers.cloud.any import dialects
 from infranetes.providers.cloud.any.credentials import _thd_read
@@ -15,14 +14,17 @@ from infranetes.providers.cloud.any.dialects import DIALECTS, Dialect
 from infranetes.providers.cloud.settings import ENDPOINT, CloudSettings, matching, not_empty
 from infranetes_common import config_outside as outside
 
+if TYPE_CHECKING:
+    from libcloud.compute.base import NodeDriver
+
 _OWN = ("name", "size", "image", "location")  # arguments of create_node that the daemon gives
 
 
 def _is_driver(instance: Settings, attribute: attrs.Attribute[str], value: str) -> None:
     found = dialects.concrete(value)
-    if found.create_node is NodeDriver.create_node:
+    if not dialects.overrides(found, "create_node"):
         raise ValueError(f"libcloud's driver {value} can't make VMs")
-    if found.list_sizes is NodeDriver.list_sizes:
+    if not dialects.overrides(found, "list_sizes"):
         raise ValueError(f"libcloud's driver {value} tells no sizes, of which one could be chosen")
 
 
@@ -64,7 +66,7 @@ def _has_image(instance: Settings, attribute: attrs.Attribute[str], value: str) 
 
 def _are_locations(instance: Settings, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
     if found := instance.concrete:
-        has_some = found.list_locations is not NodeDriver.list_locations
+        has_some = dialects.overrides(found, "list_locations")
         if value and not (has_some and dialects.takes(found.create_node, "location")):
             raise ValueError(f"{found.__name__} has no locations: leave it out")
         if not value and dialects.needs(found.create_node, "location"):
@@ -74,6 +76,8 @@ def _are_locations(instance: Settings, attribute: attrs.Attribute[Any], value: t
 @attrs.frozen(kw_only=True)
 class Settings(CloudSettings):
     """The table `providers.libcloud`."""
+
+    TENANT_KEYS: ClassVar[tuple[str, ...]] = ("credentials_file", "arguments", "locations", "image", "create")
 
     # A name of libcloud's, or MODULE:CLASS.
     driver: str = attrs.field(validator=[not_empty, _is_driver])

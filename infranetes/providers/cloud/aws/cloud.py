@@ -6,7 +6,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_network
 
+from libcloud.common.exceptions import BaseHTTPError
+
+from infranetes.providers.address_ranges import AddressRange
 from infranetes.providers.annotations import PREFIX, Wishes
 from infranetes.providers.cloud.aws import addresses, errors
 from infranetes.providers.cloud.aws.credentials import Credentials
@@ -39,6 +43,7 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument
 _ID = re.compile(r"i-[0-9a-f]{8,17}")
 _SUBNET = "subnet-"  # the prefix of subnets' ids
 _MAX_USER_DATA = 16 * 1024  # bytes, before base64
+_NO_IDENTITY = b"{}"  # the user-data of a stopped instance
 # The reasons of ends that are the guest's, or that somebody has asked for.
 _ASKED_FOR = ("Client.InstanceInitiatedShutdown", "Client.UserInitiatedShutdown")
 _STATES = {
@@ -66,11 +71,12 @@ class AwsCloud:
 
     name = "aws"
     rates: Mapping[Action, Rate] = _RATES
+    looks_per_list = 0
     user_data_bytes = _MAX_USER_DATA
 
     def __init__(self, settings: Settings, context: ProviderContext, book: OfferBook[Driver]) -> None:
         self._settings = settings
-        self._cluster, self._node = context.cluster, context.node
+        self._cluster, self._node = context.cluster, context.owner
         self._credentials = Credentials(
             settings.access_key, settings.secret_key, settings.profile, settings.region, settings.call_seconds
         )
@@ -80,7 +86,12 @@ class AwsCloud:
         self._given: dict[str, addresses.Association] = {}
         self._subnet_zones: Mapping[str, str] = {}  # the zone of each configured subnet
         self._book = book
-        self.location = f"aws {settings.region}"
+        self.location = context.located(f"aws {settings.region}")
+
+    def _thd_ranges(self, driver: Driver) -> Sequence[AddressRange]:
+        """See `TellsRanges`. Of a default VPC, which is used without subnets, nothing is told."""
+        found = driver.ranges_of(self._settings.subnets) if self._settings.subnets else ()
+        return [AddressRange(vpc, ip_network(addresses)) for vpc, addresses in found]
 
     @property
     def offers(self) -> Sequence[Offer]:
@@ -226,6 +237,9 @@ class AwsCloud:
         ours = {f"tag:{CLUSTER}": self._cluster, f"tag:{NODE}": self._node}
         return [_vm(instance) for instance in driver.instances(filters={**ours, **filters})]
 
+    def _thd_survey(self, driver: Driver) -> list[CloudVM]:
+        return self._thd_list(driver)
+
     def _thd_get(self, driver: Driver, id: str) -> CloudVM | None:
         try:
             instances = driver.instances([id])
@@ -267,6 +281,34 @@ class AwsCloud:
     def _thd_console_output(self, driver: Driver, id: str) -> str:
         return driver.console_output(id)
 
+    # ---- VMs that wait stopped
+
+    def check_stoppable(self, wishes: Wishes) -> None:
+        """See `StoppingCloud`. What can't be stopped besides spot instances, EC2 says when it is asked."""
+
+    def _thd_stop(self, driver: Driver, vm: CloudVM) -> None:
+        try:
+            driver.stop_instance(vm.id)
+        except BaseHTTPError as error:
+            if "UnsupportedOperation" not in str(error):
+                raise
+            raise CloudError(
+                ErrorKind.INVALID,
+                f"EC2 can't stop instance {vm.id}, as its root disk is no EBS volume, for example; let VMs "
+                f"wait booted: {error}",
+            ) from None
+
+    def _thd_take_identity(self, driver: Driver, vm: CloudVM) -> bool:
+        driver.set_user_data(vm.id, _NO_IDENTITY)
+        return True
+
+    def _thd_start(self, driver: Driver, vm: CloudVM, identity: bytes) -> CloudVM:
+        if len(identity) > _MAX_USER_DATA:
+            raise CloudError(ErrorKind.INVALID, "the VM's identity is larger than user-data may be")
+        driver.set_user_data(vm.id, identity)
+        driver.start_instance(vm.id)
+        return vm
+
     # ---- Guests without our agent
 
     def _thd_power_off(self, driver: Driver, id: str) -> None:
@@ -293,6 +335,7 @@ def _vm(instance: Instance) -> CloudVM:
         detail=_why_ended(extra) if ended else "",
         zone=extra.get("availability") or "",
         gone=extra.get("status") == "terminated",
+        halted=extra.get("status") == "stopped",
         failed=ended and _has_failed(extra),
     )
 

@@ -157,8 +157,8 @@ class Credentials:
             from botocore.session import Session
         except ImportError:
             raise broken(
-                "neither access_key and secret_key are configured nor is python3-botocore installed, "
-                "which finds credentials elsewhere"
+                "neither access_key and secret_key are configured nor is botocore installed, which finds "
+                "credentials elsewhere: apt-get install python3-botocore, or pip install 'infranetes[aws]'"
             ) from None
         make: Callable[..., _Session] = Session
         session = make(profile=self._profile or None)

@@ -174,6 +174,11 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
         nodes: list[Instance] = self.list_nodes(ex_node_ids=list(ids) or None, ex_filters=filters)
         return nodes
 
+    def ranges_of(self, subnets: Sequence[str]) -> list[tuple[str, str]]:
+        """Return the VPCs and the addresses of subnets."""
+        found: list[Subnet] = self.ex_list_subnets(subnet_ids=list(subnets))
+        return [(subnet.extra["vpc_id"], subnet.extra["cidr_block"]) for subnet in found]
+
     def zones_of(self, subnets: Sequence[str]) -> dict[str, str]:
         """Return the availability zones of subnets by their ids. Fails unless all of them exist."""
         found: list[Subnet] = self.ex_list_subnets(subnet_ids=list(subnets))
@@ -238,6 +243,17 @@ class Driver(EC2NodeDriver):  # type: ignore[misc]
     def stop_instance(self, id: str) -> None:
         """Ask an instance's system to power off, which EC2 ends after some minutes."""
         self.request("StopInstances", **{"InstanceId.1": id})
+
+    def start_instance(self, id: str) -> None:
+        """Ask for the start of a stopped instance."""
+        self.request("StartInstances", **{"InstanceId.1": id})
+
+    def set_user_data(self, id: str, content: bytes) -> None:
+        """Replace a stopped instance's user-data, which EC2 refuses for one that is not stopped.
+
+        libcloud can only send plain attributes, and takes any answer for a success."""
+        encoded = base64.b64encode(content).decode()
+        self.request("ModifyInstanceAttribute", **{"InstanceId": id, "UserData.Value": encoded})
 
     def attach(self, volume: str, instance: str, device: str) -> None:
         """Ask for a volume to be attached."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 
-from infranetes.providers.cloud.aws.driver import Driver
 from infranetes.providers.cloud.aws.libcloud_types import Image
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, MachineImage
+
+if TYPE_CHECKING:  # settings are read without libcloud, too
+    from infranetes.providers.cloud.aws.driver import Driver
 
 OURS = "infranetes"  # the tag of images of ours; its value is "true"
 NAME = "infranetes.image_name"  # the tag with NAME:VERSION

@@ -54,6 +54,8 @@ class SubnetExtra(TypedDict):
     """The attributes of an `EC2NetworkSubnet` in addition to its id and name."""
 
     zone: str  # its availability zone
+    vpc_id: str
+    cidr_block: str
 
 
 class Subnet(Protocol):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import ClassVar, Literal
 
 import attrs
 
@@ -55,6 +55,20 @@ def _throughput(instance: Settings, attribute: attrs.Attribute[int], value: int)
 class Settings(CloudSettings):
     """The table `providers.aws`."""
 
+    TENANT_KEYS: ClassVar[tuple[str, ...]] = (
+        "profile",
+        "image",
+        "image_owners",
+        "subnets",
+        "security_groups",
+        "key_name",
+        "instance_profile",
+        "public_address",
+        "volume_zone",
+        "volume_key",
+        "disk_key",
+    )
+
     region: str = attrs.field(validator=_is_region)
     image: str = attrs.field(validator=_is_image)  # the image of a guest with our agent
     # The owners of the catalogue's images: self, account ids, amazon, aws-marketplace.
@@ -86,3 +100,10 @@ class Settings(CloudSettings):
     price_endpoint: str = attrs.field(default="", validator=_is_endpoint)
     # A file with one's own prices, see `own_prices`.
     prices_file: str = attrs.field(default="", metadata=outside.names(outside.file))
+
+    def __attrs_post_init__(self) -> None:
+        for name, its in self.tenants.items():
+            if "profile" in its and self.access_key:
+                raise ValueError(
+                    f"tenants.{name}.profile: access_key would go before it: give the provider a profile, too"
+                )

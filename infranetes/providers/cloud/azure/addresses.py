@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import attrs
 
 from infranetes.providers.cloud.azure.driver import Driver
+from infranetes.providers.cloud.azure.names import last
 from infranetes.providers.cloud.azure.resources import IpConfigurationProperties, Nic
 
 
@@ -17,6 +18,9 @@ class VmAddresses:
 
     private: str = ""
     public: str = ""
+
+
+_FEW = 3  # VMs, of which each interface is looked up by itself: the group may hold those of many nodes
 
 
 class Addresses:
@@ -31,7 +35,13 @@ class Addresses:
 
     def _thd_learn(self, driver: Driver, vms: Iterable[str]) -> None:
         """Look up the addresses of VMs, if some are not known yet."""
-        if all(name in self._known for name in vms):
+        wanted = list(vms)
+        unknown = [name for name in wanted if name not in self._known]
+        if not unknown:
+            return
+        if len(unknown) <= _FEW:
+            found = {name: one for name in unknown if (one := self._thd_look_up(driver, name)) is not None}
+            self._known = {**self._known, **found}
             return
         configurations = {nic["name"]: _first(nic) for nic in driver.nics()}
         public: dict[str, str] = {}
@@ -47,6 +57,20 @@ class Addresses:
             if each.get("privateIPAddress") and (theirs or not reference):
                 found[name] = VmAddresses(each["privateIPAddress"], theirs)
         self._known = found
+
+    def forget_others(self, vms: Iterable[str]) -> None:
+        """Forget the addresses of all other VMs."""
+        self._known = {name: self._known[name] for name in vms if name in self._known}
+
+    def _thd_look_up(self, driver: Driver, vm: str) -> VmAddresses | None:
+        """Return a VM's addresses; None: it does not have all of them yet."""
+        nic = driver.nic(vm)
+        each = _first(nic) if nic is not None else {}
+        private = each.get("privateIPAddress") or ""
+        reference = (each.get("publicIPAddress") or {}).get("id") or ""
+        address = driver.public_address(last(reference)) if reference else None
+        public = (address["properties"].get("ipAddress") or "") if address is not None else ""
+        return VmAddresses(private, public) if private and (public or not reference) else None
 
 
 def _first(nic: Nic) -> IpConfigurationProperties:

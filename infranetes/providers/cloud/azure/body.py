@@ -79,7 +79,7 @@ def vm(settings: Settings, group: Group, request: LaunchRequest, name: str) -> M
         "networkProfile": {
             "networkInterfaces": [{"id": nic, "properties": {"primary": True, "deleteOption": "Delete"}}]
         },
-        "userData": _user_data(request.identity),
+        "userData": user_data(request.identity),
         "diagnosticsProfile": {"bootDiagnostics": {"enabled": True}},
         **_priority(request),
     }
@@ -124,7 +124,8 @@ def _priority(request: LaunchRequest) -> Mapping[str, object]:
     }
 
 
-def _user_data(identity: bytes) -> str:
+def user_data(identity: bytes) -> str:
+    """Return user-data as Azure takes it. :raise CloudError: it is too long."""
     text = base64.b64encode(identity).decode()
     if len(text) > _MAX_USER_DATA:
         raise CloudError(

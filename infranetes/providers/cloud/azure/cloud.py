@@ -9,22 +9,25 @@ is deleted at once or swept.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
+from ipaddress import ip_network
 
 import attrs
 
+from infranetes.providers.address_ranges import AddressRange
 from infranetes.providers.annotations import PREFIX, Wishes, refuse
 from infranetes.providers.cloud.azure import body, errors, images, names
 from infranetes.providers.cloud.azure.addresses import Addresses
 from infranetes.providers.cloud.azure.credentials import Credentials
 from infranetes.providers.cloud.azure.driver import ADDRESS, DISK, NIC, VM, Driver
 from infranetes.providers.cloud.azure.errors import AzureError
-from infranetes.providers.cloud.azure.names import Group, is_id, last, name_of
+from infranetes.providers.cloud.azure.names import Group, is_id, kind_of, last, name_of
 from infranetes.providers.cloud.azure.resources import Operation, Status, Tagged, Vm
 from infranetes.providers.cloud.azure.settings import Settings
 from infranetes.providers.cloud.azure.sizes import zone_name
-from infranetes.providers.cloud.azure.states import state_of, statuses_of
+from infranetes.providers.cloud.azure.states import power_of, state_of, statuses_of
 from infranetes.providers.cloud.calls.connections import close_session
 from infranetes.providers.cloud.interface import (
     CLUSTER,
@@ -59,17 +62,21 @@ _RATES = {
     Action.LOOK: Rate(6.0, 60.0),
 }
 
+_NO_IDENTITY = b"{}"  # the user-data of a deallocated VM
+
 
 class AzureCloud:
     """One location of one subscription, in one resource group."""
 
     name = "azure"
     rates: Mapping[Action, Rate] = _RATES
+    # Of looks at single VMs, Compute serves 27 times as many as of lists.
+    looks_per_list = 10
 
     def __init__(self, settings: Settings, context: ProviderContext, book: OfferBook[Driver]) -> None:
         self._settings = settings
         self._group = Group(settings.subscription, settings.resource_group)
-        self._ours = {CLUSTER: context.cluster, NODE: context.node}
+        self._ours = {CLUSTER: context.cluster, NODE: context.owner}
         self._credentials = Credentials(settings)
         self._book = book
         book.use_zones(self._zone(each) for each in settings.zones)
@@ -78,8 +85,11 @@ class AzureCloud:
         # and of VMs that Azure has created.
         self._with_nic: set[str] = set()
         self._with_vm: set[str] = set()
+        # VMs that ran when they were last looked at, by name: Resource Manager tells only that they exist.
+        self._ran: dict[str, CloudVM] = {}
+        self._changes: dict[str, str] = {}  # operations that change VMs' user-data, by VMs' names
         self._architecture = "x86_64"  # the configured image's; all other images must have the same
-        self.location = f"azure {settings.resource_group} {settings.location}"
+        self.location = context.located(f"azure {settings.resource_group} {settings.location}")
 
     @property
     def offers(self) -> Sequence[Offer]:
@@ -118,6 +128,12 @@ class AzureCloud:
 
     def _zone(self, number: str) -> str:
         return zone_name(self._settings.location, number)
+
+    def _thd_ranges(self, driver: Driver) -> Sequence[AddressRange]:
+        """See `TellsRanges`."""
+        subnet = self._group.subnet(self._settings.subnet)
+        network = subnet.rpartition("/subnets/")[0]
+        return [AddressRange(network, ip_network(each)) for each in driver.addresses_of(subnet)]
 
     def classify(self, error: Exception) -> CloudError | None:
         return errors.classify(error)
@@ -264,6 +280,22 @@ class AzureCloud:
         self._addresses._thd_learn(driver, [vm["name"] for vm in vms])
         return [self._vm(vm, statuses.get(vm["name"].lower(), ())) for vm in vms]
 
+    def _thd_survey(self, driver: Driver) -> list[CloudVM]:
+        names = [last(id) for id in self._thd_tagged(driver)[VM.lower()]]
+        if sum(name not in self._ran for name in names) > self.looks_per_list:
+            return self._thd_list(driver)
+        self._ran = {name: vm for name, vm in dict(self._ran).items() if name in names}
+        self._addresses.forget_others(names)
+        found = (self._ran.get(name) or self._thd_get(driver, name) for name in names)
+        return [vm for vm in found if vm is not None]
+
+    def _thd_tagged(self, driver: Driver) -> Mapping[str, list[str]]:
+        """Return the ids of this node's resources, by their kinds in lower case."""
+        found: dict[str, list[str]] = {kind.lower(): [] for kind in (VM, *_KINDS.values())}
+        for id in driver.tagged(NODE, self._ours[NODE]):
+            found.setdefault(kind_of(id), []).append(id)
+        return found
+
     def _thd_get(self, driver: Driver, id: str) -> CloudVM | None:
         vm = driver.vm(id)
         if vm is None or not self._is_ours(vm):
@@ -279,10 +311,11 @@ class AzureCloud:
         """:param statuses: its states, if they are known."""
         tags, properties = vm.get("tags") or {}, vm["properties"]
         state, detail = state_of(properties, statuses)
+        power, is_going = power_of(statuses), properties.get("provisioningState") == "Deleting"
         addresses = self._addresses.of(vm["name"])
         created = properties.get("timeCreated")
         zones = vm.get("zones") or ()
-        return CloudVM(
+        made = CloudVM(
             id=vm["name"],
             token=tags.get(TOKEN, ""),
             sandbox_id=tags.get(SANDBOX, ""),
@@ -293,9 +326,18 @@ class AzureCloud:
             size=properties.get("hardwareProfile", {}).get("vmSize", ""),
             detail=detail,
             zone=self._zone(zones[0]) if zones else "",
+            halted=power == "deallocated" and not is_going,
+            halting=power in ("stopping", "stopped", "deallocating") and not is_going,
         )
+        if made.state is InstanceState.RUNNING and made.private_address:
+            self._ran[made.id] = made
+        else:
+            self._ran.pop(made.id, None)
+        return made
 
     def _thd_destroy(self, driver: Driver, vm: CloudVM) -> bool:
+        self._ran.pop(vm.id, None)
+        self._changes.pop(vm.id, None)
         if not driver.delete(VM, vm.id):
             raise CloudError(ErrorKind.NOT_FOUND, f"there is no VM {vm.id}")
         return True
@@ -310,21 +352,21 @@ class AzureCloud:
         """Do nothing: the VM was launched with its address."""
 
     def _thd_leftovers(self, driver: Driver) -> list[Leftover]:
-        """Return unused network interfaces, public addresses and disks of VMs."""
-        nics = [one for one in driver.nics() if not one["properties"].get("virtualMachine")]
-        addresses = [one for one in driver.public_addresses() if not one["properties"].get("ipConfiguration")]
-        disks = [one for one in driver.disks() if not one.get("managedBy")]
-        unused: Mapping[str, Sequence[Tagged]] = {
-            "network interface": nics,
-            "address": addresses,
-            "disk": disks,
+        """Return unused network interfaces, public addresses and disks of VMs, whose names they have."""
+        tagged = self._thd_tagged(driver)
+        used = {last(id) for id in tagged[VM.lower()]}
+        looks: Mapping[str, Callable[[str], Tagged | None]] = {
+            "network interface": partial(_thd_unused_nic, driver),
+            "address": partial(_thd_unused_address, driver),
+            "disk": partial(_thd_unused_disk, driver),
         }
-        return [
-            Leftover(one["name"], kind, (one.get("tags") or {})[TOKEN])
-            for kind, found in unused.items()
-            for one in found
-            if self._is_ours(one) and TOKEN in (one.get("tags") or {})
-        ]
+        found = []
+        for kind, look in looks.items():
+            for name in sorted({last(id) for id in tagged[_KINDS[kind].lower()]} - used):
+                one = look(name)
+                if one is not None and self._is_ours(one) and TOKEN in (one.get("tags") or {}):
+                    found.append(Leftover(one["name"], kind, (one.get("tags") or {})[TOKEN]))
+        return found
 
     def _thd_release(self, driver: Driver, leftover: Leftover) -> None:
         self._forget_steps(leftover.id)
@@ -332,6 +374,35 @@ class AzureCloud:
 
     def _thd_console_output(self, driver: Driver, id: str) -> str:
         return driver.console_output(id)
+
+    # ---- VMs that wait stopped
+
+    def check_stoppable(self, wishes: Wishes) -> None:
+        """See `StoppingCloud`. Azure deallocates every VM."""
+
+    def _thd_stop(self, driver: Driver, vm: CloudVM) -> None:
+        self._ran.pop(vm.id, None)
+        driver.change_power(vm.id, "deallocate")
+
+    def _thd_take_identity(self, driver: Driver, vm: CloudVM) -> bool:
+        return self._thd_has_user_data(driver, vm.id, _NO_IDENTITY)
+
+    def _thd_start(self, driver: Driver, vm: CloudVM, identity: bytes) -> CloudVM:
+        if not self._thd_has_user_data(driver, vm.id, identity):
+            raise CloudError(ErrorKind.STATE, f"VM {vm.id} is being given its identity")
+        return attrs.evolve(vm, operation=driver.change_power(vm.id, "start"))
+
+    def _thd_has_user_data(self, driver: Driver, name: str, content: bytes) -> bool:
+        """Return whether a VM has this user-data, and begin to give it that if not."""
+        change = self._changes.pop(name, "")
+        if change and (driver.operation(change) or {}).get("status") == "InProgress":
+            self._changes[name] = change
+            return False
+        wanted = body.user_data(content)
+        if driver.user_data(name) == wanted:
+            return True
+        self._changes[name] = driver.set_user_data(name, wanted)
+        return False
 
     # ---- Images
 
@@ -341,3 +412,18 @@ class AzureCloud:
 
     def _thd_has_image(self, driver: Driver, id: str) -> bool:
         return images._thd_has(driver, self._group, id)
+
+
+def _thd_unused_nic(driver: Driver, name: str) -> Tagged | None:
+    nic = driver.nic(name)
+    return nic if nic is not None and not nic["properties"].get("virtualMachine") else None
+
+
+def _thd_unused_address(driver: Driver, name: str) -> Tagged | None:
+    address = driver.public_address(name)
+    return address if address is not None and not address["properties"].get("ipConfiguration") else None
+
+
+def _thd_unused_disk(driver: Driver, name: str) -> Tagged | None:
+    disk = driver.disk(name)
+    return disk if disk is not None and not disk.get("managedBy") else None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
 from libcloud.common.azure_arm import AzureJsonResponse, AzureResourceManagementConnection
@@ -43,7 +43,7 @@ from infranetes.providers.cloud.calls.connections import connection_arguments
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 COMPUTE, NETWORK = "2025-04-01", "2024-10-01"  # versions of the API
-DISKS, GALLERIES, SKUS = "2025-01-02", "2025-03-03", "2021-07-01"
+DISKS, GALLERIES, SKUS, RESOURCES = "2025-01-02", "2025-03-03", "2021-07-01", "2021-04-01"
 VM, NIC, ADDRESS, DISK = (
     "Microsoft.Compute/virtualMachines",
     "Microsoft.Network/networkInterfaces",
@@ -152,6 +152,14 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
         path = f"/subscriptions/{self._group.subscription}/providers/{VM}"
         return list(self._pages(path, COMPUTE, {"statusOnly": "true"}))
 
+    def tagged(self, name: str, value: str) -> list[str]:
+        """Return the ids of the resource group's resources that have a tag, of all kinds.
+
+        Resource Manager answers this by itself. It may lag behind, and tells neither tags nor states."""
+        quoted = value.replace("'", "''")
+        filters = {"$filter": f"tagName eq '{name}' and tagValue eq '{quoted}'"}
+        return [str(each["id"]) for each in self._pages(f"{self._group.path}/resources", RESOURCES, filters)]
+
     def create_vm(self, name: str, body: Mapping[str, object]) -> str:
         """Create a VM. Returns its operation's path; "": it is done.
 
@@ -164,11 +172,41 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
             method="PUT",
             retry_failed=False,
         )
-        link = answer.headers.get("azure-asyncoperation", "")
+        return self._operation_of(answer.headers)
+
+    def _operation_of(self, headers: Mapping[str, str]) -> str:
+        """Return the path of the operation that an answer names; "": what was asked for is done."""
+        link = headers.get("azure-asyncoperation", "")
         parts = urlsplit(link)
         if link and parts.netloc != self._own:
             raise CloudError(ErrorKind.UNEXPECTED, f"an operation is at {parts.netloc}, not at {self._own}")
         return f"{parts.path}?{parts.query}" if link else ""
+
+    def change_power(self, name: str, action: Literal["start", "deallocate"]) -> str:
+        """Start or deallocate a VM. Returns its operation's path; "": it is done. Idempotent."""
+        path = f"{self._group.resource(VM, name)}/{action}"
+        params = {"api-version": COMPUTE}
+        answer = self.connection.request(path, params=params, method="POST", retry_failed=False)
+        return self._operation_of(answer.headers)
+
+    def user_data(self, name: str) -> str:
+        """Return a VM's user-data, in base64; "": it has none."""
+        path = self._group.resource(VM, name)
+        found = self._request("GET", path, {"api-version": COMPUTE, "$expand": "userData"})
+        return str(found.get("properties", {}).get("userData") or "")
+
+    def set_user_data(self, name: str, content: str) -> str:
+        """Ask for other user-data of a VM. Returns its operation's path; "": it is done.
+
+        :param content: in base64."""
+        answer = self.connection.request(
+            self._group.resource(VM, name),
+            params={"api-version": COMPUTE},
+            data={"properties": {"userData": content}},
+            method="PATCH",
+            retry_failed=False,
+        )
+        return self._operation_of(answer.headers)
 
     def operation(self, path: str) -> Operation | None:
         """Return an operation; None: it is no longer known. :param path: with its query."""
@@ -202,6 +240,16 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
         nics: list[Nic] = self._in_group(NIC)
         return nics
 
+    def nic(self, name: str) -> Nic | None:
+        """Return a network interface of the resource group, if it exists."""
+        nic: Nic | None = self._find(self._group.resource(NIC, name), NETWORK)
+        return nic
+
+    def disk(self, name: str) -> Disk | None:
+        """Return a disk of the resource group, if it exists."""
+        disk: Disk | None = self._find(self._group.resource(DISK, name), DISKS)
+        return disk
+
     def public_addresses(self) -> list[PublicAddress]:
         """Return the resource group's public addresses."""
         addresses: list[PublicAddress] = self._in_group(ADDRESS)
@@ -211,11 +259,6 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
         """Return a public address of the resource group, if it exists."""
         address: PublicAddress | None = self._find(self._group.resource(ADDRESS, name), NETWORK)
         return address
-
-    def disks(self) -> list[Disk]:
-        """Return the resource group's disks."""
-        disks: list[Disk] = self._in_group(DISK)
-        return disks
 
     def console_output(self, name: str) -> str:
         """Return the end of a VM's output to its serial port; "": there is none."""
@@ -256,6 +299,11 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
     def has_subnet(self, id: str) -> bool:
         """Return whether there is a subnet with this id."""
         return self._find(id, NETWORK) is not None
+
+    def addresses_of(self, subnet: str) -> list[str]:
+        """Return a subnet's ranges of addresses."""
+        its = (self._find(subnet, NETWORK) or {}).get("properties", {})
+        return [*its.get("addressPrefixes", ()), *filter(None, [its.get("addressPrefix")])]
 
     def skus(self, location: str) -> Iterator[Sku]:
         """Return the offers of a location: sizes of VMs, and much else."""

@@ -40,6 +40,12 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
+def kind_of(id: str) -> str:
+    """Return the kind of the resource with this id, such as `microsoft.compute/disks`, in lower case."""
+    provider, _, rest = id.lower().rpartition("/providers/")[2].partition("/")
+    return f"{provider}/{rest.partition('/')[0]}"
+
+
 def last(id: str) -> str:
     """Return the name in a resource's id."""
     return id.rpartition("/")[2]

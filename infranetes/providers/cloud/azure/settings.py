@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import attrs
 
@@ -35,6 +35,22 @@ def _secret(key: str, path: str) -> Iterator[outside.Finding]:
 @attrs.frozen(kw_only=True)
 class Settings(CloudSettings):
     """The table `providers.azure`."""
+
+    TENANT_KEYS: ClassVar[tuple[str, ...]] = (
+        "subscription",
+        "resource_group",
+        "tenant",
+        "client_id",
+        "secret_file",
+        "federated_token_file",
+        "image",
+        "image_galleries",
+        "subnet",
+        "security_group",
+        "application_security_groups",
+        "pod_identity",
+        "public_address",
+    )
 
     subscription: str = attrs.field(validator=[not_empty, matching(UUID, "a subscription's id")])
     resource_group: str = attrs.field(validator=[not_empty, matching(GROUP, "a resource group's name")])

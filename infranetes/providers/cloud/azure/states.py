@@ -9,7 +9,7 @@ Failed                 any other that is known           ENDED
 Deleting               any                               ENDED
 any other              running                           RUNNING
 any other              stopping, stopped, deallocating,
-                       deallocated                       ENDED
+                       deallocated                       ENDED         STOPPED if we have deallocated it
 any other              any other, or not known yet       PENDING       what ran stays RUNNING in the ledger
 """
 
@@ -31,8 +31,7 @@ def statuses_of(vm: Vm) -> Sequence[Status]:
 
 def state_of(properties: VmProperties, statuses: Sequence[Status]) -> tuple[InstanceState, str]:
     """Return a VM's state, and why it has ended: see the table above."""
-    codes = [each.get("code", "") for each in statuses]
-    power = next((last(code) for code in codes if code.startswith("PowerState/")), "")
+    power = power_of(statuses)
     provisioning = properties.get("provisioningState", "")
     if provisioning == "Deleting":
         return InstanceState.ENDED, "it is being deleted"
@@ -46,6 +45,12 @@ def state_of(properties: VmProperties, statuses: Sequence[Status]) -> tuple[Inst
             return InstanceState.ENDED, "preempted: Azure has reclaimed the spot VM, or it was deallocated"
         return InstanceState.ENDED, f"it is {power}"
     return InstanceState.PENDING, ""
+
+
+def power_of(statuses: Sequence[Status]) -> str:
+    """Return a VM's power state; "": it is not known."""
+    codes = [each.get("code", "") for each in statuses]
+    return next((last(code) for code in codes if code.startswith("PowerState/")), "")
 
 
 def _failure(statuses: Sequence[Status]) -> str:

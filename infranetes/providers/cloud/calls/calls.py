@@ -31,6 +31,7 @@ HELD_BACK = "held_back"
 BY_THE_WAY = "by the way: "  # the prefix of circuits for calls that nothing depends on
 _SILENT, _UNASKED = "does not answer", "can't be called without credentials"
 STOP_SECONDS = 5.0
+IDLE_SECONDS = 600.0  # after which a driver that no call needed is closed, but for the last one
 GRACE_SECONDS = 5.0  # on top of the driver's own deadline, which a slowly trickling answer evades
 
 _log = Logger()
@@ -48,7 +49,12 @@ class _DaemonThreadPool(ThreadPool):
 
 
 class Calls(Generic[D]):
-    """The caller of one provider's cloud."""
+    """The caller of one provider's cloud.
+
+    :param name: the provider's, for people and the observer; "": the cloud's.
+    :ivar made: how many calls were made. :ivar failed: how many of these failed.
+    :ivar throttled: how many of these were refused because of their rate.
+    """
 
     def __init__(
         self,
@@ -56,24 +62,27 @@ class Calls(Generic[D]):
         cloud: Cloud[D],
         settings: CloudSettings,
         observer: Observer = NULL_OBSERVER,
+        name: str = "",
     ) -> None:
         self._reactor = reactor
+        self._name = name or cloud.name
         self._cloud = cloud
         self._settings = settings
         self._observer = observer
-        self._pool = _DaemonThreadPool(settings.threads, settings.threads, f"infranetes.{cloud.name}")
+        self._pool = _DaemonThreadPool(settings.threads, settings.threads, f"infranetes.{self._name}")
         self._free_threads = DeferredSemaphore(settings.threads)
         self._drivers: set[D] = set()
         # Those that no call uses, the one that was used last at the end: so there are as many drivers, each
         # with a session of its own, as calls at a time, not as threads. Appending and popping need no lock.
-        self._idle_drivers: list[D] = []
+        self._idle_drivers: list[tuple[D, float]] = []  # each with when it was used
         self._stopped = False
         self._turns: dict[Action, CallQueue] = {}
         # One for each kind of call: launches may fail while everything else works.
         self._circuits: dict[str, CircuitBreaker] = {}
         self.made = 0
         self.failed = 0
-        observer.cloud_known(cloud.name, _outcomes(), _reasons())
+        self.throttled = 0
+        observer.cloud_known(self._name, _outcomes(), _reasons())
 
     async def start(self) -> None:
         """Start all threads now: starting one takes a moment when the process is busy."""
@@ -92,7 +101,7 @@ class Calls(Generic[D]):
         try:
             await ended.addTimeout(STOP_SECONDS, self._reactor)
         except TimeoutError:
-            _log.warn("{cloud}: calls were under way when the provider stopped", cloud=self._cloud.name)
+            _log.warn("{cloud}: calls were under way when the provider stopped", cloud=self._name)
         closing = gatherResults(
             [
                 deferToThreadPool(self._reactor, threads, self._cloud._thd_disconnect, driver)
@@ -104,7 +113,7 @@ class Calls(Generic[D]):
         try:
             await closing.addTimeout(STOP_SECONDS, self._reactor)
         except Exception as error:
-            _log.debug("{cloud}: a connection did not close: {error}", cloud=self._cloud.name, error=error)
+            _log.debug("{cloud}: a connection did not close: {error}", cloud=self._name, error=error)
 
     @property
     def is_open(self) -> bool:
@@ -141,7 +150,7 @@ class Calls(Generic[D]):
         """
         deadline = self._reactor.seconds() + (seconds or self._settings.retry_seconds)
         about = {"infranetes.cloud.call": what}
-        with step(f"{self._cloud.name}: {action.value}", Kind.CLIENT, about):
+        with step(f"{self._name}: {action.value}", Kind.CLIENT, about):
             try:
                 return await self._call(what, work, deadline, circuit, action)
             except CloudError as error:
@@ -192,7 +201,7 @@ class Calls(Generic[D]):
 
     def retried(self, action: Action, reason: ErrorKind) -> None:
         """Note that a call is repeated, or replaced by another one."""
-        self._observer.cloud_retried(self._cloud.name, _word(action), _word(reason))
+        self._observer.cloud_retried(self._name, _word(action), _word(reason))
 
     async def _observed(self, action: Action, waited: float, work: Callable[[D], T]) -> T:
         """Make one attempt, and tell the observer how it ended."""
@@ -207,7 +216,7 @@ class Calls(Generic[D]):
         return result
 
     def _tell(self, action: Action, outcome: str, waited: float, seconds: float) -> None:
-        self._observer.cloud_called(self._cloud.name, _word(action), outcome, waited, seconds)
+        self._observer.cloud_called(self._name, _word(action), outcome, waited, seconds)
 
     def _turns_of(self, action: Action) -> CallQueue:
         if action not in self._turns:
@@ -292,7 +301,7 @@ class Calls(Generic[D]):
             else:
                 self._thd_give_back(driver)
             if cloud_error.kind is ErrorKind.UNEXPECTED:
-                _log.failure("{cloud}: a call failed unexpectedly", cloud=self._cloud.name)
+                _log.failure("{cloud}: a call failed unexpectedly", cloud=self._name)
             raise cloud_error from error
         self._thd_give_back(driver)
         return result
@@ -301,7 +310,7 @@ class Calls(Generic[D]):
         """Return a driver that no other call uses: the idle one that was used last, or a new one."""
         while True:
             try:
-                driver = self._idle_drivers.pop()
+                driver, _ = self._idle_drivers.pop()
             except IndexError:
                 break
             is_current = False
@@ -317,8 +326,22 @@ class Calls(Generic[D]):
         return driver
 
     def _thd_give_back(self, driver: D | None) -> None:
-        if driver is not None:
-            self._idle_drivers.append(driver)
+        """Keep a driver for the next call, and close one that was not needed for long: a session of its own
+        counts at the cloud."""
+        if driver is None:
+            return
+        now = self._reactor.seconds()
+        self._idle_drivers.append((driver, now))
+        if len(self._idle_drivers) == 1 or now - self._idle_drivers[0][1] < IDLE_SECONDS:
+            return
+        try:
+            oldest, used = self._idle_drivers.pop(0)
+        except IndexError:
+            return  # other calls have taken all of them
+        if now - used < IDLE_SECONDS:
+            self._idle_drivers.append((oldest, used))  # another thread has closed the one that was seen
+        else:
+            self._thd_drop(oldest)
 
     def _thd_drop(self, driver: D | None) -> None:
         if driver is not None:
@@ -330,6 +353,7 @@ class Calls(Generic[D]):
     ) -> None:
         self.failed += 1
         if error.kind is ErrorKind.THROTTLED:
+            self.throttled += 1
             turns.limit.throttled(error.retry_after)
         if error.kind is not ErrorKind.TRANSIENT:
             breaker.succeeded()

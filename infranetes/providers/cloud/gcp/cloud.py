@@ -6,16 +6,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from ipaddress import ip_network
 
 import attrs
 from libcloud.common.google import GoogleBaseError
 
+from infranetes.providers.address_ranges import AddressRange
 from infranetes.providers.annotations import PREFIX, Wishes, refuse
 from infranetes.providers.cloud.calls.connections import close_session
 from infranetes.providers.cloud.gcp import body, errors, images
 from infranetes.providers.cloud.gcp.credentials import Credentials
 from infranetes.providers.cloud.gcp.driver import Driver
-from infranetes.providers.cloud.gcp.libcloud_types import Disk, Instance, NetworkInterface
+from infranetes.providers.cloud.gcp.libcloud_types import Disk, Instance, MetadataItem, NetworkInterface
 from infranetes.providers.cloud.gcp.names import (
     IMAGE,
     LABEL,
@@ -59,6 +61,8 @@ _STATES = {  # a VM in any other state has ended
     "RUNNING": InstanceState.RUNNING,
     "REPAIRING": InstanceState.PENDING,  # a VM that ran stays RUNNING in the ledger until it is seen to end
 }
+_NO_IDENTITY = "{}"  # the identity of a stopped VM
+_CHANGED_MEANWHILE = 412  # a status
 _PREEMPTION = "preempted"
 _PREEMPTED = 'operationType = "compute.instances.preempted"'
 _MAX_DETAILS = 1000
@@ -78,15 +82,17 @@ class GcpCloud:
 
     def __init__(self, settings: Settings, context: ProviderContext, book: OfferBook[Driver]) -> None:
         self._settings = settings
-        self._ours = {CLUSTER: context.cluster, NODE: context.node}
+        self._ours = {CLUSTER: context.cluster, NODE: context.owner}
         self._credentials = Credentials(settings)
         self._book = book
         self._destroyed: set[str] = set()  # ids of VMs that we destroyed, so that nobody asks why they ended
+        self._changes: dict[str, str] = {}  # operations that change VMs' metadata, by VMs' ids
         self._details: dict[str, str] = {}  # why VMs ended, by id
         self._architecture = "x86_64"  # the configured image's; all other images must have the same
         self._disk_gib = 0  # the disk size of VMs of the configured image; 0: as the image says
         self._region = region_of(settings.zones[0])
-        self.location = f"gcp {settings.project} {self._region}"
+        self.looks_per_list = len(settings.zones)  # a list is a call for each zone
+        self.location = context.located(f"gcp {settings.project} {self._region}")
 
     @property
     def offers(self) -> Sequence[Offer]:
@@ -125,6 +131,12 @@ class GcpCloud:
     def zones(self, wishes: Wishes, within: str = "") -> Sequence[str]:
         return zones_for(within, self._settings.zones, self.name)
 
+    def _thd_ranges(self, driver: Driver) -> Sequence[AddressRange]:
+        """See `TellsRanges`. Of a subnetwork of another project, which has a path, nothing is told."""
+        name = self._settings.subnetwork
+        found = driver.subnetwork(self._region, name) if name and "/" not in name else None
+        return [AddressRange(found["network"], ip_network(found["ipCidrRange"]))] if found else []
+
     def classify(self, error: Exception) -> CloudError | None:
         return errors.classify(error)
 
@@ -152,7 +164,7 @@ class GcpCloud:
                 "nothing boots with secure_boot; see providers.gcp"
             )
         subnetwork = settings.subnetwork
-        if subnetwork and "/" not in subnetwork and not driver.has_subnetwork(self._region, subnetwork):
+        if subnetwork and "/" not in subnetwork and driver.subnetwork(self._region, subnetwork) is None:
             raise FailedPrecondition(f"{self.location} has no subnetwork {subnetwork}; see providers.gcp")
         is_larger = settings.disk_gib > int(image.get("diskSizeGb") or 0)
         self._disk_gib = settings.disk_gib if is_larger else 0
@@ -197,7 +209,7 @@ class GcpCloud:
 
     def _thd_reserved(self, driver: Driver, name: str) -> str:
         """Return a reserved address by its name. For "new" an ephemeral address does, as it stays the same
-        until a VM is stopped, and pods' VMs are never stopped and started again."""
+        until a VM is stopped, and no pod's VM is stopped and started again."""
         if name in ("", "new"):
             return ""
         reserved = driver.address(self._region, name)
@@ -228,6 +240,9 @@ class GcpCloud:
         instances = [one for zone in self._settings.zones for one in driver.zone_instances(zone, wanted)]
         return [self._vm(driver, instance) for instance in instances if self._is_ours(instance)]
 
+    def _thd_survey(self, driver: Driver) -> list[CloudVM]:
+        return self._thd_list(driver)
+
     def _thd_get(self, driver: Driver, id: str) -> CloudVM | None:
         instance = driver.instance(*split_id(id))
         return self._vm(driver, instance) if instance is not None and self._is_ours(instance) else None
@@ -241,8 +256,9 @@ class GcpCloud:
         interfaces = instance.get("networkInterfaces") or ()
         interface: NetworkInterface = interfaces[0] if interfaces else {}
         accesses = interface.get("accessConfigs") or ()
-        state = _STATES.get(instance.get("status", ""), InstanceState.ENDED)
-        if instance.get("status") == "STOPPING" and _is_agentless(instance):
+        status = instance.get("status", "")
+        state = _STATES.get(status, InstanceState.ENDED)
+        if status == "STOPPING" and _is_agentless(instance):
             state = InstanceState.PENDING  # its guest is powering off: what ran stays RUNNING in the ledger
         detail = self._thd_detail(driver, instance) if state is InstanceState.ENDED else ""
         return CloudVM(
@@ -257,6 +273,8 @@ class GcpCloud:
             detail=detail,
             zone=last(instance["zone"]),
             failed=detail.startswith(_PREEMPTION),
+            halted=status == "TERMINATED",
+            halting=status == "STOPPING",
         )
 
     def _thd_detail(self, driver: Driver, instance: Instance) -> str:
@@ -279,6 +297,7 @@ class GcpCloud:
     def _thd_destroy(self, driver: Driver, vm: CloudVM) -> bool:
         if len(self._destroyed) > _MAX_DETAILS:
             self._destroyed.clear()
+        self._changes.pop(vm.id, None)
         self._destroyed.add(vm.id)  # done first: lists can show it stopping at once
         driver.delete_instance(*split_id(vm.id))
         return True
@@ -306,6 +325,44 @@ class GcpCloud:
 
     def _thd_console_output(self, driver: Driver, id: str) -> str:
         return driver.console_output(*split_id(id))
+
+    # ---- VMs that wait stopped
+
+    def check_stoppable(self, wishes: Wishes) -> None:
+        """See `StoppingCloud`. Google stops every VM; what it can't start again, it says then."""
+
+    def _thd_stop(self, driver: Driver, vm: CloudVM) -> None:
+        driver.stop_instance(*split_id(vm.id))
+
+    def _thd_take_identity(self, driver: Driver, vm: CloudVM) -> bool:
+        return self._thd_has_identity(driver, vm.id, _NO_IDENTITY)
+
+    def _thd_start(self, driver: Driver, vm: CloudVM, identity: bytes) -> CloudVM:
+        if not self._thd_has_identity(driver, vm.id, identity.decode()):
+            raise CloudError(ErrorKind.STATE, f"VM {vm.id} is being given its identity")
+        return attrs.evolve(vm, operation=driver.start_instance(*split_id(vm.id))["name"])
+
+    def _thd_has_identity(self, driver: Driver, id: str, identity: str) -> bool:
+        """Return whether a VM has an identity, and begin to give it that if not."""
+        operation = self._changes.pop(id, "")
+        if operation and not self._thd_done(driver, id, operation):
+            self._changes[id] = operation
+            return False
+        instance = driver.instance(*split_id(id))
+        if instance is None:
+            raise CloudError(ErrorKind.NOT_FOUND, f"there is no VM {id}")
+        metadata = instance.get("metadata") or {}
+        others = [each for each in metadata.get("items") or () if each["key"] != body.IDENTITY]
+        wanted: list[MetadataItem] = [*others, {"key": body.IDENTITY, "value": identity}]
+        if wanted[-1] in (metadata.get("items") or ()):
+            return True
+        try:
+            change = driver.set_metadata(*split_id(id), metadata.get("fingerprint", ""), wanted)
+            self._changes[id] = change["name"]
+        except GoogleBaseError as error:
+            if int(error.http_code or 0) != _CHANGED_MEANWHILE:
+                raise
+        return False
 
     # ---- Guests without our agent
 

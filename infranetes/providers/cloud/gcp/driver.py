@@ -19,7 +19,7 @@ libcloud is untyped; from here on resources have the types of `libcloud_types`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from libcloud.common.base import ConnectionUserAndKey
@@ -36,8 +36,10 @@ from infranetes.providers.cloud.gcp.libcloud_types import (
     Image,
     Instance,
     MachineType,
+    MetadataItem,
     Operation,
     Snapshot,
+    Subnetwork,
 )
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
@@ -146,6 +148,20 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
     def stop_instance(self, zone: str, name: str) -> Operation:
         """Ask an instance's system to power off, which Google ends after a minute and a half."""
         operation: Operation = self._request("POST", f"/zones/{zone}/instances/{name}/stop")
+        return operation
+
+    def start_instance(self, zone: str, name: str) -> Operation:
+        """Start a stopped instance."""
+        operation: Operation = self._request("POST", f"/zones/{zone}/instances/{name}/start")
+        return operation
+
+    def set_metadata(
+        self, zone: str, name: str, fingerprint: str, items: Sequence[MetadataItem]
+    ) -> Operation:
+        """Replace an instance's attributes. :param fingerprint: of those that are replaced."""
+        path = f"/zones/{zone}/instances/{name}/setMetadata"
+        body = {"fingerprint": fingerprint, "items": items}
+        operation: Operation = self._request("POST", path, body=body)
         return operation
 
     def disk(self, zone: str, name: str) -> Disk | None:
@@ -265,9 +281,10 @@ class Driver(GCENodeDriver):  # type: ignore[misc]
         address: Address | None = self._find(f"/regions/{region}/addresses/{name}")
         return address
 
-    def has_subnetwork(self, region: str, name: str) -> bool:
-        """Return whether a region has a subnetwork of that name."""
-        return self._find(f"/regions/{region}/subnetworks/{name}") is not None
+    def subnetwork(self, region: str, name: str) -> Subnetwork | None:
+        """Return a region's subnetwork of that name; None: there is none."""
+        found: Subnetwork | None = self._find(f"/regions/{region}/subnetworks/{name}")
+        return found
 
     # ---- Requests
 

@@ -50,12 +50,14 @@ class MetadataItem(TypedDict):
     """An attribute of a VM."""
 
     key: str
+    value: str
 
 
 class Metadata(TypedDict, total=False):
-    """The attributes of a VM."""
+    """The attributes of a VM. `fingerprint`: of this version of them."""
 
     items: Sequence[MetadataItem]
+    fingerprint: str
 
 
 class Instance(Labeled, total=False):
@@ -92,6 +94,13 @@ class Snapshot(TypedDict, total=False):
     diskSizeGb: str
     sourceDisk: str  # a link; the disk may be gone
     creationTimestamp: str
+
+
+class Subnetwork(TypedDict, total=False):
+    """A subnetwork, as far as it is looked at. :ivar network: a link to the network."""
+
+    network: str
+    ipCidrRange: str
 
 
 class Deprecation(TypedDict, total=False):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import attrs
 
@@ -46,6 +47,20 @@ def _key(path: str) -> Iterator[outside.Finding]:
 @attrs.frozen(kw_only=True)
 class Settings(CloudSettings):
     """The table `providers.gcp`."""
+
+    TENANT_KEYS: ClassVar[tuple[str, ...]] = (
+        "project",
+        "key_file",
+        "impersonated_account",
+        "image",
+        "image_projects",
+        "network",
+        "subnetwork",
+        "tags",
+        "service_account",
+        "public_address",
+        "disk_key",
+    )
 
     project: str = attrs.field(validator=[not_empty, matching(PROJECT, "a project's id")])
     zones: tuple[str, ...] = attrs.field(validator=_are_zones)  # zones of one region, tried in this order

@@ -88,7 +88,10 @@ def _thd_signed(aws: AwsToken, audience: str, timeout: float) -> str:
         # Imported here because botocore is optional.
         from infranetes.providers.cloud.aws.credentials import Credentials
     except ImportError:
-        raise broken("AWS' part of the federation needs python3-botocore, which is not installed") from None
+        raise broken(
+            "AWS' part of the federation needs botocore, which is not installed: apt-get install "
+            "python3-botocore, or pip install 'infranetes[aws]'"
+        ) from None
     region = _thd_region()
     try:
         keys = Credentials("", "", "", region, timeout)._thd_now()

@@ -30,7 +30,8 @@ class CloudConsole:
     """The console of one VM.
 
     :param name: the VM's, for people. :param ask: returns what was written last.
-    :param save: keeps what is passed, which `kept` is made of by a later daemon."""
+    :param save: keeps what is passed, which `kept` is made of by a later daemon.
+    :param stretch: returns by how much pauses are longer, as of `Stretch`."""
 
     writable = False
 
@@ -41,6 +42,7 @@ class CloudConsole:
         kept: KeptConsole,
         ask: Callable[[], Awaitable[bytes]],
         save: Callable[[bytes], Awaitable[None]],
+        stretch: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self.ended = False
         self._clock = clock
@@ -48,6 +50,7 @@ class CloudConsole:
         self._kept = kept
         self._ask = ask
         self._save = save
+        self._stretch = stretch
         self._destroyed = False
         self._changed = Notifier()
         self._asking: Flight[None] | None = None
@@ -86,7 +89,8 @@ class CloudConsole:
         if self.ended:
             self._clock.callLater(0, self._changed.notify)
         elif self._next is None:
-            self._next = self._clock.callLater(0 if self._is_due() else self._pause, self._look_again)
+            pause = 0.0 if self._is_due() else self._pause * self._stretch()
+            self._next = self._clock.callLater(pause, self._look_again)
         return waiting
 
     @deferred
@@ -129,7 +133,7 @@ class CloudConsole:
 
     def _go_on(self) -> None:
         if self._changed.waiters and not self.ended and self._next is None:
-            self._next = self._clock.callLater(self._pause, self._look_again)
+            self._next = self._clock.callLater(self._pause * self._stretch(), self._look_again)
 
     def finish(self) -> None:
         """Have no more bytes come, and tell those who wait. Idempotent."""

@@ -41,6 +41,7 @@ class Surroundings(Generic[D]):
     """What the guests need of their provider.
 
     :ivar waiting: as `Watcher.waiting`. :ivar get: looks at a VM. :ivar destroy: destroys one by its id.
+    :ivar refusals_noted: as of `Watcher`. :ivar stretch: by how much pauses between looks are longer.
     """
 
     reactor: IReactor
@@ -52,6 +53,8 @@ class Surroundings(Generic[D]):
     get: Callable[[str], Awaitable[CloudVM]]
     destroy: Callable[[str], Awaitable[None]]
     task: RunTask
+    refusals_noted: Callable[[], AbstractContextManager[None]]
+    stretch: Callable[[], float]
 
 
 class CloudGuests(Generic[D]):
@@ -140,7 +143,7 @@ class CloudGuests(Generic[D]):
         async def save(content: bytes) -> None:
             await self._written(self._records._thd_save_console, token, content)
 
-        console = CloudConsole(around.reactor, token, kept, ask, save)
+        console = CloudConsole(around.reactor, token, kept, ask, save, around.stretch)
         vm.guest = guest = CloudHypervisor(around.reactor, record, vm, console)
         return guest
 
@@ -202,7 +205,8 @@ class _Vm(Generic[D]):
         if not id:
             return b""
         what, work = f"read the console of VM {id}", partial(around.cloud._thd_console_log, id=id)
-        return await around.calls.call(what, work, around.settings.call_seconds)
+        with around.refusals_noted():
+            return await around.calls.call(what, work, around.settings.call_seconds)
 
     async def save(self, record: GuestRecord) -> None:
         await self._save(record)

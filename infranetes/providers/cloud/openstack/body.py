@@ -10,6 +10,8 @@ from infranetes.providers.cloud.interface import ADDRESS, CLUSTER, NODE, TOKEN, 
 from infranetes.providers.cloud.openstack.names import name_of, tag
 from infranetes.providers.cloud.openstack.settings import Settings
 
+_PARTS = "infranetes-identity"  # in a server's metadata: how many parts of the next identity there are
+_LONGEST_VALUE = 255  # characters
 ZONE = "infranetes-zone"  # in a server's metadata: the zone in which it was asked for
 
 
@@ -69,3 +71,12 @@ def _volume(settings: Settings, image: str, gib: int) -> Mapping[str, object]:
         "delete_on_termination": True,
         **({"volume_type": settings.disk_type} if settings.disk_type else {}),
     }
+
+
+def identity_in_parts(identity: bytes) -> Mapping[str, str]:
+    """Return an identity as metadata, whose values are short (source: Compute API, "Create or Update Metadata
+    Items"); b"": none, which has the agent wait for one."""
+    text = identity.decode()
+    parts = [text[at : at + _LONGEST_VALUE] for at in range(0, len(text), _LONGEST_VALUE)]
+    numbered = {f"{_PARTS}-{number}": part for number, part in enumerate(parts, start=1)}
+    return {_PARTS: str(len(parts)), **numbered}

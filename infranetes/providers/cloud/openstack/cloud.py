@@ -23,11 +23,13 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from ipaddress import ip_network
 from types import MappingProxyType
 
 import attrs
 from libcloud.common.exceptions import BaseHTTPError
 
+from infranetes.providers.address_ranges import AddressRange
 from infranetes.providers.annotations import Wishes, refuse
 from infranetes.providers.cloud.interface import (
     ADDRESS,
@@ -66,6 +68,7 @@ from infranetes_common.errors import FailedPrecondition
 
 _ENDED = ("DELETED", "SOFT_DELETED", "ERROR", "SHUTOFF", "SUSPENDED", "SHELVED", "SHELVED_OFFLOADED")
 _BUILD = "BUILD"  # stands for the operation of a launch: the server's own id is enough to follow it
+_START = "START"  # the operation of a server that is started again
 _MAX_REFUSALS = 1000
 _IMAGE_SECONDS = 60.0
 _MAX_IMAGES = 1000
@@ -94,6 +97,7 @@ class OpenStackCloud:
 
     name = "openstack"
     rates: Mapping[Action, Rate] = _RATES
+    looks_per_list = 0
     user_data_bytes = 65535 // 4 * 3  # Nova counts them in base64
 
     def __init__(
@@ -101,9 +105,9 @@ class OpenStackCloud:
     ) -> None:
         self._settings = settings
         self._prices = prices
-        self._ours = {CLUSTER: context.cluster, NODE: context.node}
+        self._ours = {CLUSTER: context.cluster, NODE: context.owner}
         self._credentials = Credentials(settings)
-        self._addresses = FloatingAddresses(context.cluster, context.node)
+        self._addresses = FloatingAddresses(context.cluster, context.owner)
         self._architecture = "x86_64"  # the configured image's; all other images must have the same
         # By a flavor's name: its id, and the size of the root disk as a volume.
         self._flavors: dict[str, tuple[str, int]] = {}
@@ -113,7 +117,8 @@ class OpenStackCloud:
         self._found = _Found()
         self._refused: dict[str, tuple[ErrorKind, str]] = {}  # why launches were refused, by servers' ids
         self.offers: Sequence[Offer] = ()
-        self.location = f"openstack {settings.cloud}" + (f" {settings.region}" if settings.region else "")
+        place = f"openstack {settings.cloud} {settings.region}".rstrip()
+        self.location = context.located(place)
 
     def use_prices(self, prices: Mapping[str, float]) -> None:
         """Replace the prices that the administrator has set."""
@@ -143,6 +148,8 @@ class OpenStackCloud:
             else "",
             "public-address": "floating_network in providers.openstack says of which network it would be"
             if self._wanted_address(wishes) == "new" and not settings.floating_network
+            else "this node's pods have their public addresses (pod_address): leave it out"
+            if settings.pods_are_public and not self._wanted_address(wishes)
             else "",
         }
         refuse(problems)
@@ -195,6 +202,11 @@ class OpenStackCloud:
         self._addresses.network = found.networks.get(settings.floating_network, "")
         self._found = _Found()
         return self._architecture
+
+    def _thd_ranges(self, driver: Driver) -> Sequence[AddressRange]:
+        """See `TellsRanges`."""
+        found = driver.subnets(network_id=self._network, fields="cidr")
+        return [AddressRange(f"network {self._network}", ip_network(each["cidr"])) for each in found]
 
     def _thd_image(self, driver: Driver) -> Image:
         image = images._thd_resolve(driver, self._settings.image)
@@ -268,6 +280,8 @@ class OpenStackCloud:
             server = driver.server(vm.id)
             if server is None or server.get("status") == _BUILD:
                 return vm
+            if vm.operation == _START and server.get("status") == "SHUTOFF":
+                return vm  # Nova shows a server as off until it is on
             if server.get("status") != "ERROR":
                 return attrs.evolve(vm, operation="")  # lists tell the rest
             kind = errors.of_fault(_fault(server))
@@ -296,6 +310,9 @@ class OpenStackCloud:
     def _thd_listed(self, driver: Driver, more: dict[str, str]) -> list[CloudVM]:
         servers = driver.servers(tags=tags({**self._ours, **more}))
         return [self._vm(server) for server in servers if self._is_ours(server)]
+
+    def _thd_survey(self, driver: Driver) -> list[CloudVM]:
+        return self._thd_list(driver)
 
     def _thd_get(self, driver: Driver, id: str) -> CloudVM | None:
         try:
@@ -329,6 +346,7 @@ class OpenStackCloud:
             zone=told.get(body.ZONE, ""),
             gone=status == "DELETED",
             failed=status == "ERROR",
+            halted=status == "SHUTOFF",
         )
 
     def _thd_destroy(self, driver: Driver, vm: CloudVM) -> bool:
@@ -359,6 +377,28 @@ class OpenStackCloud:
 
     def _thd_console_output(self, driver: Driver, id: str) -> str:
         return driver.console_output(id)
+
+    # ---- VMs that wait stopped
+
+    def check_stoppable(self, wishes: Wishes) -> None:
+        """See `StoppingCloud`. Nova stops every server."""
+
+    def _thd_stop(self, driver: Driver, vm: CloudVM) -> None:
+        try:
+            driver.stop_server(vm.id)
+        except BaseHTTPError as error:
+            if int(error.code) != 409:
+                raise  # else it is off, or is being stopped: lists tell
+
+    def _thd_take_identity(self, driver: Driver, vm: CloudVM) -> bool:
+        """Have the agent wait for the next identity. That in the user-data stays: it can't be changed."""
+        driver.set_metadata(vm.id, body.identity_in_parts(b""))
+        return True
+
+    def _thd_start(self, driver: Driver, vm: CloudVM, identity: bytes) -> CloudVM:
+        driver.set_metadata(vm.id, body.identity_in_parts(identity))
+        driver.start_server(vm.id)
+        return attrs.evolve(vm, operation=_START)
 
     # ---- Guests without our agent
 

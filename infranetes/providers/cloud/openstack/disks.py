@@ -37,7 +37,7 @@ from infranetes.providers.cloud.openstack.errors import disk_refusals
 from infranetes.providers.cloud.openstack.libcloud_types import Volume
 from infranetes.providers.cloud.openstack.names import hashed_name_of, is_id
 from infranetes.providers.cloud.openstack.settings import Settings
-from infranetes.providers.cloud.volumes.disk_calls import is_going
+from infranetes.providers.cloud.volumes.disk_calls import precedence
 from infranetes.providers.cloud.volumes.disks import (
     VOLUME,
     CloudDisk,
@@ -123,7 +123,7 @@ class OpenStackDisks:
 
     def _thd_list(self, driver: Driver) -> list[CloudDisk]:
         first: dict[str, CloudDisk] = {}
-        for disk in sorted(self._thd_ours(driver), key=_precedence):
+        for disk in sorted(self._thd_ours(driver), key=precedence):
             first.setdefault(disk.name, disk)
         return list(first.values())
 
@@ -155,6 +155,7 @@ class OpenStackDisks:
             serial=id[:_SERIAL_CHARACTERS],
             ours=self._is_ours(volume),
             name=volume["metadata"][VOLUME] if self._is_ours(volume) else "",
+            created=str(volume.get("created_at") or ""),
             zone="" if self._settings.cross_zone_volumes else volume.get("availability_zone") or "",
             source=_source(volume),
             holds=holds,
@@ -181,7 +182,7 @@ class OpenStackDisks:
             asked = self._thd_disk(driver, self._thd_asked(driver, request))
             # Another request for it may have been under way.
             there = self._thd_there(driver, request.name) or [asked]
-        first = min(there, key=_precedence)
+        first = min(there, key=precedence)
         self._made[key] = first.id, time.monotonic() + self._settings.settle_seconds
         return first, ""
 
@@ -315,11 +316,6 @@ def _thd_holds(driver: Driver, volume: Volume) -> tuple[Hold, ...]:
         for each in driver.attachments(volume["id"])
         if each.get("status") in _ATTACHING and (server := each.get("instance"))
     )
-
-
-def _precedence(disk: CloudDisk) -> tuple[bool, str]:
-    """Return by what the disk of a name that counts is the first of several."""
-    return is_going(disk), disk.id
 
 
 def _is_left(twin: CloudDisk, disk: CloudDisk) -> bool:

@@ -44,6 +44,7 @@ from infranetes.providers.cloud.openstack.libcloud_types import (
     Named,
     Server,
     Snapshot,
+    Subnet,
     Volume,
 )
 from infranetes_common.errors import FailedPrecondition
@@ -206,6 +207,14 @@ class Driver(OpenStack_2_NodeDriver):  # type: ignore[misc]
         """Have a server's guest power off, which Nova ends after a minute. libcloud's answer hides errors."""
         self.connection.request(f"/servers/{id}/action", method="POST", data={"os-stop": None})
 
+    def start_server(self, id: str) -> None:
+        """Start a server that is off. libcloud's answer hides errors."""
+        self.connection.request(f"/servers/{id}/action", method="POST", data={"os-start": None})
+
+    def set_metadata(self, id: str, items: Mapping[str, str]) -> None:
+        """Set some of a server's metadata. libcloud replaces all of it."""
+        self.connection.request(f"/servers/{id}/metadata", method="POST", data={"metadata": items})
+
     def flavors(self) -> list[Flavor]:
         """Return the flavors that the project may use."""
         return list(self._pages("/flavors/detail", "flavors", {}))
@@ -318,6 +327,11 @@ class Driver(OpenStack_2_NodeDriver):  # type: ignore[misc]
         """Return the networks that match filters of Neutron's."""
         networks: list[Named] = self._neutron("GET", "networks", filters)["networks"]
         return networks
+
+    def subnets(self, **filters: str) -> list[Subnet]:
+        """Return the subnets that match filters of Neutron's."""
+        subnets: list[Subnet] = self._neutron("GET", "subnets", filters)["subnets"]
+        return subnets
 
     def port_of(self, server: str) -> str:
         """Return the id of a server's port; "": it has none yet."""

@@ -75,6 +75,12 @@ class Named(TypedDict, total=False):
     name: str
 
 
+class Subnet(TypedDict, total=False):
+    """A part of a network, as far as it is looked at."""
+
+    cidr: str
+
+
 class FloatingAddress(TypedDict, total=False):
     """A public address of the project."""
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import ClassVar, Literal
 
 import attrs
 
@@ -20,9 +22,31 @@ def _has_zone(instance: Settings, attribute: attrs.Attribute[bool], value: bool)
         raise ValueError("without it volumes have a zone: give volume_zone or zones")
 
 
+def _is_reached(instance: Settings, attribute: attrs.Attribute[str], value: str) -> None:
+    if value == "public" and not (instance.public_address and instance.agent_address == "public"):
+        raise ValueError('pods have one only with public_address = true, and agent_address = "public"')
+
+
 @attrs.frozen(kw_only=True)
 class Settings(CloudSettings):
     """The table `providers.openstack`."""
+
+    TENANT_KEYS: ClassVar[tuple[str, ...]] = (
+        "cloud",
+        "clouds_file",
+        "image",
+        "network",
+        "security_groups",
+        "zones",
+        "server_group",
+        "floating_network",
+        "public_address",
+        "pod_address",
+        "disk_type",
+        "volume_type",
+        "volume_zone",
+        "image_projects",
+    )
 
     # An entry of clouds.yaml.
     cloud: str = attrs.field(validator=[not_empty, matching(NAME, "a cloud's name")])
@@ -36,6 +60,8 @@ class Settings(CloudSettings):
     # The network from which public addresses are allocated.
     floating_network: str = attrs.field(default="", validator=_is_name)
     public_address: bool = False  # for pods without an annotation
+    # Which of a VM's addresses is the pod's.
+    pod_address: Literal["private", "public"] = attrs.field(default="private", validator=_is_reached)
     disk_gib: int = attrs.field(default=0, validator=attrs.validators.ge(0))  # 0: as the flavor has it
     # The size of the root volumes of pods whose flavor has no disk; 0: such flavors are not used.
     diskless_gib: int = attrs.field(default=0, validator=attrs.validators.ge(0))
@@ -52,13 +78,22 @@ class Settings(CloudSettings):
     prices_file: str = attrs.field(default="", metadata=outside.names(outside.file))
     image_projects: tuple[str, ...] = attrs.field(default=(), validator=all_of(ID, "projects' ids"))
 
+    @property
+    def pods_are_public(self) -> bool:
+        return self.pod_address == "public"
+
     def look_outside(self, is_set: Callable[[str], bool]) -> Iterator[outside.Finding]:
         """Look at the cloud's entry, and say that the cloud was not asked."""
         from infranetes.providers.cloud.openstack import clouds_file  # late: with it come its libraries
 
-        key = "clouds_file" if self.clouds_file else "cloud"
-        for said in outside.tried(
-            lambda: clouds_file._thd_read(clouds_file.find(self.clouds_file), self.cloud)
-        ):
-            yield attrs.evolve(said, key=key)
+        entries = [(self.clouds_file, self.cloud, "clouds_file" if self.clouds_file else "cloud")]
+        for name, its in self.tenants.items():
+            if "cloud" in its or "clouds_file" in its:
+                file, cloud = (str(its.get(key, getattr(self, key))) for key in ("clouds_file", "cloud"))
+                entries.append(
+                    (file, cloud, f"tenants.{name}.{'cloud' if 'cloud' in its else 'clouds_file'}")
+                )
+        for file, cloud, key in entries:
+            look = partial(clouds_file._thd_read, clouds_file.find(file), cloud)
+            yield from (attrs.evolve(said, key=key) for said in outside.tried(look))
         yield from super().look_outside(is_set)

@@ -99,6 +99,19 @@ class Launcher(Generic[D]):
             await self._undo(request.token, error)
             raise
 
+    def identity(self, spec: InstanceSpec) -> bytes:
+        """Return the document for the agent.
+
+        :raise InvalidArgument: an annotation has no such value."""
+        names = read(spec.request.annotations).set_hostname
+        return encode(
+            attrs.evolve(
+                spec.identity,
+                listen=f"0.0.0.0:{self._settings.agent_port}",
+                hostname=spec.identity.hostname if names else "",
+            )
+        )
+
     def need(self, size: Size, wishes: Wishes) -> Need:
         """Return what the VM of such a pod must have. :raise InvalidArgument: the pod's requests are not a
         valid size."""
@@ -132,18 +145,14 @@ class Launcher(Generic[D]):
                 "image for pods of containers has no driver for them: name one that has by the annotation "
                 f"{PREFIX}image, or run a pod whose image is the VM"
             )
+        identity = self.identity(spec)
         tags = {
             CLUSTER: spec.cluster,
-            NODE: spec.node,
+            NODE: self._context.owner,
             SANDBOX: spec.sandbox_id,
             TOKEN: spec.token,
             **({ADDRESS: wishes.elastic_address} if wishes.elastic_address else {}),
         }
-        identity = attrs.evolve(
-            spec.identity,
-            listen=f"0.0.0.0:{self._settings.agent_port}",
-            hostname=spec.identity.hostname if wishes.set_hostname else "",
-        )
         if spec.request.image and wishes.image:
             raise InvalidArgument(
                 f"annotation {PREFIX}image: the image of the pod's container is the VM; leave it out"
@@ -153,7 +162,7 @@ class Launcher(Generic[D]):
             sandbox_id=spec.sandbox_id,
             number=self._ledger.count_destroyed(spec.token),
             tags=tags,
-            identity=spec.request.guest.user_data if spec.request.guest else encode(identity),
+            identity=spec.request.guest.user_data if spec.request.guest else identity,
             agentless=spec.request.guest is not None,
             wishes=wishes,
             image=wishes.image or spec.request.image,

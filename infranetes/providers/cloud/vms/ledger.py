@@ -7,6 +7,7 @@ ever advances, and a VM launched a moment ago is listed even if the cloud's list
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import attrs
@@ -25,6 +26,7 @@ class LedgerEntry:
     launched_at: float | None = None  # when this daemon launched it; None: an earlier daemon did
     end_reported: bool = False  # its end was reported to watchers; also true if it had ended when first seen
     lists_missed: int = 0  # consecutive lists that lacked it
+    stopped_at: float = 0.0  # when it was first seen STOPPED, and begun to be so
 
 
 @attrs.define
@@ -42,6 +44,8 @@ class Ledger:
     ending: set[str] = attrs.field(factory=set)  # ids of destroyed VMs that no list has confirmed to be gone
     lasting: set[str] = attrs.field(factory=set)  # ids of destroyed VMs that still exist
     changed: set[str] = attrs.field(factory=set)  # ids of VMs with changes that are not yet published
+    stopped: set[str] = attrs.field(factory=set)  # tokens of VMs that we have stopped, or are to stop
+    started: dict[str, float] = attrs.field(factory=dict)  # when VMs were started that were STOPPED, by id
     started_at: float = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -60,13 +64,18 @@ class Ledger:
 
     def record(self, vm: CloudVM) -> CloudVM:
         """Record what the cloud says of a VM that is not destroyed. Returns what is now known of it."""
+        vm = self._with_meaning(vm)
         entry = self.entries.get(vm.id)
         if entry is None:
-            self.entries[vm.id] = LedgerEntry(vm, end_reported=vm.state is InstanceState.ENDED)
+            ended = vm.state is InstanceState.ENDED
+            self.entries[vm.id] = LedgerEntry(vm, end_reported=ended, stopped_at=self.now())
             self.changed.add(vm.id)  # its launch may wait for it, and lists may first show it when it runs
             return vm
         entry.lists_missed = 0
-        if _STATE_ORDER.index(vm.state) >= _STATE_ORDER.index(entry.vm.state):
+        if entry.vm.state is not InstanceState.STOPPED and vm.state is InstanceState.STOPPED:
+            entry.stopped_at = self.now()
+        restarted = entry.vm.state is InstanceState.STOPPED and not self.has_just_stopped(vm.id)
+        if restarted or _STATE_ORDER.index(vm.state) >= _STATE_ORDER.index(entry.vm.state):
             before = entry.vm
             after = attrs.evolve(
                 vm,
@@ -78,6 +87,36 @@ class Ledger:
             if after != before:
                 entry.vm = after
                 self.changed.add(vm.id)
+        return entry.vm
+
+    def _with_meaning(self, vm: CloudVM) -> CloudVM:
+        """Return a VM with the state that it is in to us, if the cloud shows it as halted: it has ended,
+        unless we have stopped it, or have just started it and this answer is older than that."""
+        if vm.halting and vm.token in self.stopped:
+            return attrs.evolve(vm, state=InstanceState.PENDING, detail="")
+        if not vm.halted:
+            return vm
+        if vm.token in self.stopped:
+            return attrs.evolve(vm, state=InstanceState.STOPPED, detail="")
+        if self.now() - self.started.get(vm.id, -math.inf) < self.staleness:
+            return attrs.evolve(vm, state=InstanceState.PENDING, detail="")
+        return vm
+
+    def has_just_stopped(self, id: str) -> bool:
+        """Return whether a VM has stopped so recently that the cloud may answer that it runs."""
+        entry = self.entries.get(id)
+        if entry is None or entry.vm.state is not InstanceState.STOPPED:
+            return False
+        return self.now() - entry.stopped_at < self.staleness
+
+    def record_start(self, id: str) -> CloudVM:
+        """Record that the cloud has accepted to start a VM that was STOPPED."""
+        entry = self.entries[id]
+        self.started[id] = self.now()
+        entry.vm = attrs.evolve(
+            entry.vm, state=InstanceState.PENDING, private_address="", public_address="", halted=False
+        )
+        self.changed.add(id)
         return entry.vm
 
     def record_list(self, listed: Iterable[CloudVM]) -> list[CloudVM]:
@@ -141,6 +180,7 @@ class Ledger:
     def record_destroyed(self, id: str, token: str) -> None:
         """Record that a VM is destroyed: the cloud has accepted the request."""
         self.entries.pop(id, None)
+        self.started.pop(id, None)
         self.lasting.discard(id)
         self.ending.add(id)
         self.changed.add(id)

@@ -139,13 +139,20 @@ class DiskCalls(Generic[D]):
     async def find(self, name: str) -> CloudDisk | None:
         """Find the disk of a name: of several, the one that all calls take. None: there is none."""
         found = await self._by_name.look(name)
-        return min(found, key=lambda disk: (is_going(disk), disk.id), default=None)
+        return min(found, key=precedence, default=None)
 
     async def _get_all(self, ids: Sequence[str]) -> Sequence[CloudDisk]:
         return await self.call("look at volumes", partial(self._disks._thd_get, ids=ids))
 
     async def _find_all(self, names: Sequence[str]) -> Sequence[CloudDisk]:
         return await self.call("find volumes", partial(self._disks._thd_find, names=names))
+
+
+def precedence(disk: CloudDisk) -> tuple[bool, str, str]:
+    """Return the sort key by which the first of several disks of one name is the one that all calls take.
+
+    The oldest comes first: whoever looked before the others were made has taken it already."""
+    return is_going(disk), disk.created, disk.id
 
 
 def is_going(disk: CloudDisk) -> bool:

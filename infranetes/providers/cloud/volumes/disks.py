@@ -62,6 +62,7 @@ class CloudDisk:
     serial: str = ""  # a guest finds the disk by it; see `infranetes_common.volume_disks.SERIAL`
     ours: bool = False  # made by us, for this cluster: has both tags
     name: str = ""  # the name that was asked for; "": it is not ours, or the cloud can't tell
+    created: str = ""  # when, as the cloud writes it: it orders those of one name; "": a name has but one
     zone: str = ""  # as `volumes.VolumeDisk.zone`
     source: VolumeSource | None = None  # as `volumes.VolumeDisk.source`
     holds: tuple[Hold, ...] = ()

@@ -6,11 +6,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from ipaddress import summarize_address_range
 
 import attrs
 from libcloud.compute.types import NodeState
 from pyVmomi import vmodl
 
+from infranetes.providers.address_ranges import AddressRange
 from infranetes.providers.annotations import PREFIX, Wishes
 from infranetes.providers.cloud.interface import (
     Action,
@@ -22,7 +24,7 @@ from infranetes.providers.cloud.interface import (
     MachineImage,
     Rate,
 )
-from infranetes.providers.cloud.vsphere import errors, sizes
+from infranetes.providers.cloud.vsphere import errors, sizes, waiting
 from infranetes.providers.cloud.vsphere.addresses import Leases
 from infranetes.providers.cloud.vsphere.deployments import LibraryDeployments
 from infranetes.providers.cloud.vsphere.disks import VsphereDisks
@@ -67,6 +69,7 @@ class VsphereCloud:
 
     name = "vsphere"
     rates: Mapping[Action, Rate] = _RATES
+    looks_per_list = 0
 
     def __init__(self, settings: Settings, context: ProviderContext) -> None:
         self._settings = settings
@@ -80,7 +83,15 @@ class VsphereCloud:
         self.disks = VsphereDisks(self._inventory, self._vms, context.cluster) if has_volumes else None
         self.snapshots = VsphereSnapshots(self.disks, settings.snapshots_per_volume) if self.disks else None
         self.offers = sizes.offers()
-        self.location = f"vsphere {settings.host} {settings.datacenter}/vm/{settings.folder}"
+        place = f"vsphere {settings.host} {settings.datacenter}/vm/{settings.folder}"
+        self.location = context.located(place)
+
+    def _thd_ranges(self, driver: Driver) -> Sequence[AddressRange]:
+        """See `TellsRanges`: those that this node gives. What DHCP gives is not known."""
+        pool, mine = self._settings.address_pool(), f"address_ranges of {self.location}"
+        given = () if pool is None else pool.ranges
+        networks = (one for each in given for one in summarize_address_range(each.first, each.last))
+        return [AddressRange(mine, network) for network in networks]
 
     def is_id(self, text: str) -> bool:
         return self._vms.is_name(text)
@@ -251,6 +262,9 @@ class VsphereCloud:
         with self._thd_in_folder(driver) as folder:
             return self._vms._thd_list(driver, folder)
 
+    def _thd_survey(self, driver: Driver) -> list[CloudVM]:
+        return self._thd_list(driver)
+
     def _thd_get(self, driver: Driver, id: str) -> CloudVM | None:
         launch = self._launches.get(id)
         if launch is not None and launch.running:
@@ -319,6 +333,41 @@ class VsphereCloud:
     def _thd_release_resources(self, driver: Driver, vm: CloudVM) -> None:
         """Forget the VM: its own disks were deleted with it, and addresses are the network's."""
         self._vms._thd_forget(vm.id)
+
+    # ---- VMs that wait stopped
+
+    def check_stoppable(self, wishes: Wishes) -> None:
+        """See `StoppingCloud`. Every VM can be powered off and on."""
+
+    def _thd_stop(self, driver: Driver, vm: CloudVM) -> None:
+        waiting._thd_power_off(driver, self._id(vm))
+
+    def _thd_take_identity(self, driver: Driver, vm: CloudVM) -> bool:
+        return waiting._thd_has_identity(driver, self._id(vm), b"")
+
+    def _thd_start(self, driver: Driver, vm: CloudVM, identity: bytes) -> CloudVM:
+        id = self._id(vm)
+        if not waiting._thd_has_identity(driver, id, self._thd_addressed(vm, identity)):
+            raise CloudError(ErrorKind.STATE, f"VM {vm.id} is being given its identity")
+        waiting._thd_power_on(driver, id)
+        return vm
+
+    def _id(self, vm: CloudVM) -> str:
+        """Return the id at vCenter of a VM that was just seen."""
+        id = self._vms.id_of(vm.id)
+        if not id:
+            raise CloudError(ErrorKind.TRANSIENT, f"vCenter does not show VM {vm.id}")
+        return id
+
+    def _thd_addressed(self, vm: CloudVM, identity: bytes) -> bytes:
+        """Return the identity with the address that the VM was given when it was made, if it was."""
+        address = self._vms.given_to(vm.id)
+        if self._leases is None or not address:
+            return identity
+        given = self._leases._thd_take(vm.id)
+        if given.address.partition("/")[0] != address:
+            raise CloudError(ErrorKind.INVALID, f"the address of VM {vm.id} is no longer its own")
+        return encode(attrs.evolve(decode(identity), network=given))
 
     # ---- What vSphere does not have
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv4Network, ip_network
 from pathlib import Path
+from typing import ClassVar
 
 import attrs
 
@@ -88,6 +89,22 @@ def _password(path: Path) -> Iterator[outside.Finding]:
 class Settings(CloudSettings):
     """The table `providers.vsphere`. Paths are below the datacenter's folders, as govc shows them."""
 
+    TENANT_KEYS: ClassVar[tuple[str, ...]] = (
+        "username",
+        "password_file",
+        "folder",
+        "image",
+        "image_folder",
+        "content_library",
+        "resource_pools",
+        "networks",
+        "datastore",
+        "volumes_datastore",
+        "addresses",
+        "gateway",
+        "address_ranges",
+    )
+
     host: str = attrs.field(validator=_is_host)  # the vCenter
     username: str = attrs.field(validator=_is_given)
     # Its first line is the password; only its owner may read it.
@@ -122,6 +139,14 @@ class Settings(CloudSettings):
     poll_seconds: float = attrs.field(default=1.0, validator=attrs.validators.gt(0.0))
     # A larger size is no more likely to be available, so other resource pools are tried instead.
     max_sizes: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+
+    def __attrs_post_init__(self) -> None:
+        for name, its in self.tenants.items():
+            if self.address_ranges and "address_ranges" not in its:
+                raise ValueError(
+                    f"tenants.{name}: it needs address_ranges of its own, since the provider's are given to "
+                    "VMs of no tenant; [] means DHCP"
+                )
 
     def address_pool(self) -> AddressPool | None:
         """What this node gives addresses from; None: DHCP gives them.

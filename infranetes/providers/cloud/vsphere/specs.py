@@ -21,6 +21,7 @@ ADDRESS = "infranetes-address"  # the address that the node has given the VM
 # Tells the guest that its agent sets the address, so that it does not ask DHCP for one.
 STATIC = "guestinfo.infranetes.static"
 NAME = "infranetes-name"  # the VM's original name: people may rename it
+WAITS = "infranetes-waits"  # "true": the VM is off, and waits to be started
 DISK_UUIDS = "disk.EnableUUID"  # makes the guest see the UUIDs of its disks, by which it finds volumes
 MAX_IDENTITY = 44 * 1024  # bytes: less, as base64, than the 64 KiB that open-vm-tools reads at once
 
@@ -88,6 +89,20 @@ def clone(
     return vim.vm.CloneSpec(
         location=where, config=config, template=False, powerOn=True, snapshot=template.snapshot
     )
+
+
+def identity(content: bytes) -> DataObject:
+    """Return the change that gives a VM which is off another identity; b"": none, as it waits to be started.
+
+    :raise CloudError: the identity is too large."""
+    if len(content) > MAX_IDENTITY:
+        raise CloudError(ErrorKind.INVALID, "the VM's identity is larger than guestinfo may be")
+    return vim.vm.ConfigSpec(extraConfig=options(identity_options(content)))
+
+
+def identity_options(content: bytes) -> Mapping[str, str]:
+    """Return the entries of extraConfig that such a change makes."""
+    return {IDENTITY: base64.b64encode(content).decode(), WAITS: "" if content else "true"}
 
 
 def options(values: Mapping[str, str]) -> list[DataObject]:

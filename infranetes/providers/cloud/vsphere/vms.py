@@ -61,8 +61,8 @@ class VMs:
         self, context: ProviderContext, launches: Launches, addresses: str, leases: Leases | None = None
     ) -> None:
         self._leases = leases
-        self._cluster, self._node = context.cluster, context.node
-        owner = hashlib.sha256(f"{context.cluster}\0{context.node}".encode()).hexdigest()[:12]
+        self._cluster, self._node = context.cluster, context.owner
+        owner = hashlib.sha256(f"{context.cluster}\0{context.owner}".encode()).hexdigest()[:12]
         self._prefix = f"infranetes-{owner}-"
         self._launches = launches
         self._range = ip_network(addresses) if addresses else None
@@ -156,6 +156,12 @@ class VMs:
         with self._lock:
             return self._ids.get(name, "")
 
+    def given_to(self, name: str) -> str:
+        """Return the address that the node has given a VM that was seen; "": none."""
+        with self._lock:
+            tags = self._tags.get(self._ids.get(name, ""))
+        return tags.address if tags is not None else ""
+
     def forget_id(self, name: str) -> None:
         """Forget the id of a VM, as vCenter has none of that id."""
         with self._lock:
@@ -193,6 +199,8 @@ class VMs:
             if tags is not None and (tags.name or not self.is_name(node.name)):
                 with self._lock:
                     self._tags[node.id] = tags
+                    if read[node.id].get(specs.WAITS) == "true":
+                        self._ran.add(tags.name)
 
     def _tags_of(self, launch: VmLaunch) -> Tags:
         """Return the tags with which a VM is cloned."""
@@ -219,6 +227,8 @@ class VMs:
         :param before: `have_run` from before `node` was read, as other threads power VMs on."""
         tags = self._tags.get(node.id)
         state, detail = self._thd_state(driver, name, node, before)
+        launch = self._launches.get(name)
+        is_off = state is InstanceState.ENDED and node.state is NodeState.STOPPED and launch is None
         address = self._address(node) if node.state is NodeState.RUNNING else ""
         return CloudVM(
             id=name,
@@ -229,6 +239,7 @@ class VMs:
             created_at=tags.created_at if tags is not None else 0.0,
             size=_size(node),
             detail=detail,
+            halted=is_off and name not in self.ends,
         )
 
     def _thd_state(

@@ -281,6 +281,14 @@ def memory_limit(directory: Path) -> int:
     return 0
 
 
+def memory_usage(directory: Path) -> int:
+    """Return what the group uses, in bytes; 0: that is not known. Blocks, briefly."""
+    for file in ("memory.current", "memory.usage_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            return int((directory / file).read_text())
+    return 0
+
+
 def _fields(path: Path) -> Mapping[str, str]:
     try:
         lines = path.read_text().splitlines()

@@ -21,6 +21,7 @@ from infranetes.providers.qemu.cgroups.cgroupfs import (
     kills,
     memory_directory,
     memory_limit,
+    memory_usage,
 )
 from infranetes.providers.qemu.cgroups.scopes import SCOPE, SystemdScopes
 from infranetes.providers.qemu.settings import MIB
@@ -31,6 +32,8 @@ from infranetes_common.errors import InfranetesError, InvalidArgument
 from infranetes_common.reactors import IReactor
 
 SLICE = "infranetes.slice"
+SCOPES = "infranetes-vm-"
+"""What the names of VMs' scopes begin with."""
 BOOTED = Path("/run/systemd/system")  # exists if systemd is process 1, see sd_booted(3)
 MOST_TASKS = 2048  # a QEMU has a few dozen threads, and nothing else keeps it from starting more
 _SECONDS = 5.0
@@ -126,6 +129,14 @@ class Placement:
             "which overhead.podFixed of the RuntimeClass adds"
         )
 
+    def room(self, record: VmRecord) -> int | None:
+        """Return the bytes that a VM's pod may still take; None: any number. Blocks, briefly."""
+        directory = _memory_directory(record)
+        limit = memory_limit(directory.parent) if directory is not None else 0
+        if directory is None or not limit:
+            return None
+        return max(0, limit - memory_usage(directory.parent))
+
 
 class _OwnSlice:
     """Places VMs in the daemon's slice. :param booted: a directory that systemd has made where it runs."""
@@ -186,7 +197,7 @@ class PodRoom:
 
 def scope_name(record: VmRecord) -> str:
     """Return the name of a VM's scope in the slice, without `.scope`."""
-    return f"infranetes-vm-{record.token}"
+    return f"{SCOPES}{record.token}"
 
 
 def _below(parent: str) -> str:

@@ -82,7 +82,7 @@ class Lease:
             return None  # neither DECLINE nor RELEASE is answered, and there is no other address to give
         if request.server not in (None, self._server):
             return None  # it has taken another server's offer
-        return Kind.ACK if (request.wanted_address or request.address) == own else Kind.NAK
+        return Kind.ACK if (request.requested_address or request.address) == own else Kind.NAK
 
     def _reply(self, request: Request, kind: Kind | None) -> Reply:
         options: list[tuple[int, bytes]] = []
@@ -99,8 +99,10 @@ class Lease:
                 (Option.REBINDING_SECONDS, SECONDS * 7 // 8),
             ):
                 options.append((code, seconds.to_bytes(4, "big")))
-        wanted = request.wanted
-        options += [each for each in self._options if each[0] in _ALWAYS or not wanted or each[0] in wanted]
+        requested = request.requested
+        options += [
+            each for each in self._options if each[0] in _ALWAYS or not requested or each[0] in requested
+        ]
         assigned = _NOBODY if request.kind is Kind.INFORM else self._interface.ip
         return Reply(request, assigned, request.address, tuple(options))
 

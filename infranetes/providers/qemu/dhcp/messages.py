@@ -51,7 +51,7 @@ class Option(enum.IntEnum):
     OVERLOAD = 52
     KIND = 53
     SERVER = 54
-    WANTED = 55
+    REQUESTED = 55
     MESSAGE = 56
     LONGEST_MESSAGE = 57
     RENEWAL_SECONDS = 58
@@ -73,9 +73,9 @@ class Request:
     broadcast: bool = False  # whether it can't receive answers to its own address yet
     address: IPv4Address = _NOBODY  # that it has
     relay: IPv4Address = _NOBODY
-    wanted_address: IPv4Address | None = None
+    requested_address: IPv4Address | None = None
     server: IPv4Address | None = None  # whose offer it takes
-    wanted: frozenset[int] | None = None  # options that it asks for; None: it does not say
+    requested: frozenset[int] | None = None  # options that it asks for; None: it does not say
     client_id: bytes = b""
     longest: int = 576  # bytes of the longest IPv4 packet that it takes
 
@@ -93,7 +93,7 @@ def decode(message: bytes) -> Request:
     kind = options.get(Option.KIND)
     if kind is not None and (len(kind) != 1 or kind[0] not in set(Kind)):
         raise Malformed("an unknown kind of message")
-    wanted = options.get(Option.WANTED)
+    requested = options.get(Option.REQUESTED)
     longest = options.get(Option.LONGEST_MESSAGE, b"")
     return Request(
         Kind(kind[0]) if kind else None,
@@ -104,7 +104,7 @@ def decode(message: bytes) -> Request:
         IPv4Address(relay),
         _address(options, Option.REQUESTED_ADDRESS),
         _address(options, Option.SERVER),
-        None if wanted is None else frozenset(wanted),
+        None if requested is None else frozenset(requested),
         options.get(Option.CLIENT_ID, b"")[:_LONGEST_PART],
         max(576, int.from_bytes(longest, "big")) if len(longest) == 2 else 576,
     )

@@ -20,8 +20,11 @@ _KEY = "accelerator"
 def qemu_user(name: str) -> QemuUser:
     """Look up the user that QEMU runs as, with /dev/kvm's group if that group may use it.
 
+    :param name: a number is a user ID, and the group ID too, that need not be in the node's list of users.
     :raise FailedPrecondition: there is no such user; says how to make it.
     """
+    if name.isascii() and name.isdecimal():
+        return QemuUser(int(name), int(name), kvm_groups())
     try:
         entry = pwd.getpwnam(name)
     except KeyError:

@@ -16,11 +16,14 @@ import re
 import secrets
 import signal
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from pathlib import Path
 
 import attrs
+from twisted.internet.defer import DeferredLock
+from twisted.internet.interfaces import IReactorThreads
 
+from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import InvalidArgument, ResourceExhausted, Unavailable
 
 LEAST = 16  # a smaller range is for so few VMs that it must be a mistake
@@ -73,6 +76,36 @@ def next_free(uids: UidRange, taken: Container[int], last: int | None) -> int:
         f"all {count} users for VMs ({uids.first}-{uids.last}) are taken; remove pods, or give a larger "
         "range in providers.qemu.uids"
     )
+
+
+class UidChoice:
+    """Gives out uids, one after the other.
+
+    :param in_use: returns the uids of VMs. :ivar lent: uids that were given out and not given back."""
+
+    def __init__(
+        self, reactor: IReactorThreads, uids: UidRange, in_use: Callable[[], Collection[int]]
+    ) -> None:
+        self._reactor = reactor
+        self._uids = uids
+        self._in_use = in_use
+        self._lock = DeferredLock()
+        self._last: int | None = None
+        self.lent: set[int] = set()
+
+    async def lend(self) -> int:
+        """Return a uid that nothing uses, and that nobody gets until `give_back` is called.
+
+        :raise ResourceExhausted: there is none."""
+        async with self._lock:
+            taken = {*self._in_use(), *self.lent}
+            self._last = await run_in_thread(self._reactor, next_free, self._uids, taken, self._last)
+            self.lent.add(self._last)
+            return self._last
+
+    def give_back(self, uid: int) -> None:
+        """Take back a uid, whose user has none of its processes left, or is among `in_use` now."""
+        self.lent.discard(uid)
 
 
 def kill_processes(uid: int) -> None:

@@ -5,7 +5,8 @@ step        what it makes                              undone by
 files       directory: record, disk, console           `VmRecords.hide`
 process     QEMU, its tap, its sockets                 SIGKILL; the tap goes with the process
 network     the tap's port, the right to send          `Bridge.forbid`; the port goes with the tap
-state       (QEMU loads the template's)
+disks       (plugged in, if it starts from a kept state that has some)
+state       (QEMU loads the template's, or that of a kept VM)
 execute
 identity    (see `launcher`)
 size        (memory and processors are plugged in)
@@ -16,13 +17,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from infranetes.providers.qemu.host.privileges import unprivileged
+from infranetes.providers.qemu.keep.state import KeptState
 from infranetes.providers.qemu.network.bridge import open_tap
 from infranetes.providers.qemu.program.command_line import Fd
+from infranetes.providers.qemu.program.memory import Memory
 from infranetes.providers.qemu.program.open_files import OpenFiles, open_files
 from infranetes.providers.qemu.program.process import WatchedProcess, spawn
 from infranetes.providers.qemu.program.sockets import IDENTITY, QMP
@@ -33,6 +37,9 @@ from infranetes.providers.qemu.vm.record import VmRecord
 from infranetes_common.commands import find_program
 from infranetes_common.concurrency import run_in_thread, start
 from infranetes_common.reactors import IReactor
+
+Origin: TypeAlias = Template | KeptState
+"""The state that a VM starts from."""
 
 
 class StepTimer:
@@ -60,35 +67,33 @@ class StepTimer:
 
 async def start_process(
     reactor: IReactor,
-    template: Template,
-    ram: int,
+    origin: Origin,
+    ram: Memory,
     record: VmRecord,
     paths: VmPaths,
     ended: Callable[[], None],
 ) -> WatchedProcess:
-    """Start QEMU, which then waits for the template's state.
+    """Start QEMU, which then waits for its state.
 
-    :param ram: a descriptor of the template's memory, which is closed here.
+    :param ram: the origin's memory.
     :param ended: called once, when the process has ended.
     :raise FailedPrecondition: a program or right is missing.
     :raise OSError: a file can't be opened.
     """
     async with open_files(reactor) as files:
-        files.add(Fd.RAM, ram)
-        await run_in_thread(reactor, _thd_open, files, template, record, paths)
-        command_line = template.command_line
-        command = [
-            find_program(command_line.qemu), "-name", record.process_name, *command_line.clone_arguments()
-        ]  # fmt: skip
+        files.add(Fd.RAM, os.dup(ram.fileno()))
+        await run_in_thread(reactor, _thd_open, files, origin, record, paths)
+        program = find_program(origin.template.command_line.qemu)
+        command = [program, "-name", record.process_name, *origin.clone_arguments()]
         child = spawn(reactor, unprivileged(command, paths.user, dies_with_parent=False), files.by_number())
     return WatchedProcess(reactor, child.pid, ended, child)
 
 
-def _thd_open(files: OpenFiles, template: Template, record: VmRecord, paths: VmPaths) -> None:
+def _thd_open(files: OpenFiles, origin: Origin, record: VmRecord, paths: VmPaths) -> None:
     """Open what QEMU is given. A tap waits in the kernel until no other network is being changed."""
     shutil.rmtree(paths.sockets, ignore_errors=True)
     paths.sockets.mkdir(mode=0o700)
-    template.open_for_clone(files)
+    origin.open_for_clone(files)
     files.set_standard_streams(paths.output)
     files.open(Fd.DISK, paths.disk, os.O_RDWR)
     files.open(Fd.CONSOLE, paths.console, os.O_RDWR)
@@ -105,10 +110,10 @@ async def execute(
     seconds: float,
     steps: StepTimer,
 ) -> None:
-    """Load the template's state and let the clone execute.
+    """Load its state and let the clone execute.
 
     :param joining: fires when the tap is a port of the bridge.
-    :param loaded: called when the clone has the template's state, and does not execute yet.
+    :param loaded: called when the clone has its state, and does not execute yet.
     :raise InfranetesError: a step failed.
     """
     loading = start(connections.load_state(seconds))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import shutil
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from twisted.logger import Logger
@@ -31,10 +31,11 @@ async def find_vms(
     user: QemuUser,
     placement: Placement,
     ended: Callable[[Vm], None],
+    slept: Callable[[Vm], Awaitable[None]],
 ) -> dict[str, Vm]:
     """Find every VM with a record, by its token. Removes what is left of others.
 
-    :param ended: called when the process of one ends.
+    :param ended: called when the process of one ends. :param slept: finds out whether one sleeps.
     """
     found = await run_in_thread(reactor, records.open)
     processes = await run_in_thread(reactor, process.pids_by_argument, [each.process_name for each in found])
@@ -44,8 +45,9 @@ async def find_vms(
             with contextlib.suppress(ProcessLookupError):
                 vm.process = process.WatchedProcess(reactor, pid, functools.partial(ended, vm))
     for vm in vms.values():
+        await slept(vm)
         await run_in_thread(reactor, vm.explain_missing_process)
-        if vm.record.phase is Phase.READY and vm.process is not None:
+        if vm.record.phase is Phase.READY and vm.process is not None and not vm.asleep:
             await _place(placement, vm, vm.process.pid)
     await run_in_thread(reactor, remove_other_sockets, paths.run, set(vms))
     running = sum(vm.alive for vm in vms.values())

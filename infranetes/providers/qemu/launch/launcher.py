@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import time
@@ -23,18 +22,23 @@ from infranetes.providers.qemu.cgroups.placement import PodRoom
 from infranetes.providers.qemu.host import uids
 from infranetes.providers.qemu.host.os_errors import as_infranetes_error
 from infranetes.providers.qemu.host.privileges import QemuUser
+from infranetes.providers.qemu.host.uids import UidChoice
+from infranetes.providers.qemu.keep.hardware import add_plugged
+from infranetes.providers.qemu.keep.state import KeptState
 from infranetes.providers.qemu.launch import clone
-from infranetes.providers.qemu.launch.clone import StepTimer
+from infranetes.providers.qemu.launch.clone import Origin, StepTimer
 from infranetes.providers.qemu.launch.image import ImageLaunches
 from infranetes.providers.qemu.launch.parts import Parts
-from infranetes.providers.qemu.settings import MIB, QemuSettings
+from infranetes.providers.qemu.program.memory import Memory
+from infranetes.providers.qemu.settings import QemuSettings
 from infranetes.providers.qemu.template.ram import SharedRam
 from infranetes.providers.qemu.template.template import Template
 from infranetes.providers.qemu.vm.connections import VmConnections
+from infranetes.providers.qemu.vm.disks import Disks
 from infranetes.providers.qemu.vm.hypervisors import Hypervisors
 from infranetes.providers.qemu.vm.paths import ProviderPaths
 from infranetes.providers.qemu.vm.record import Guest, Phase, VmRecord, VmRecords
-from infranetes.providers.qemu.vm.sizes import disk_size, hotplug_for, machine_overhead, needed_overhead
+from infranetes.providers.qemu.vm.sizes import disk_size, lacking, machine_overhead, needed_overhead
 from infranetes.providers.qemu.vm.vm import Vm
 from infranetes_common.concurrency import run_in_thread, start, within
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument, Unavailable
@@ -67,6 +71,9 @@ class Launcher:
         loaded: Callable[[Vm], Awaitable[None]],
         images: ImageLaunches,
         hypervisors: Hypervisors,
+        disks: Disks,
+        uid_choice: UidChoice,
+        ram: SharedRam,
     ) -> None:
         self._reactor = reactor
         self._settings = settings
@@ -77,18 +84,19 @@ class Launcher:
         self._paths = paths
         self._ended = ended
         self._loaded = loaded
+        self._disks = disks
         self._images = images
         self._hypervisors = hypervisors
-        self._uids = uids.parse(settings.uids)
-        self._last_uid: int | None = None
+        self._uids = uid_choice
         self._last_address: IPv4Address | None = None
-        self._ram = SharedRam(reactor)
+        self._ram = ram
+        self._template_ram: Memory | None = None  # had for the next VM, too
         self._room = PodRoom(0)
         self._machine_room = PodRoom(0)
         self._consoles = parts.consoles
 
-    async def validate(self, spec: InstanceSpec, template: Template | None) -> None:
-        """Check that this VM can be made. :param template: None: it boots an image.
+    async def validate(self, spec: InstanceSpec, origin: Origin | None) -> None:
+        """Check that this VM can be made. :param origin: None: it boots an image.
 
         :raise InvalidArgument: it can't. :raise FailedPrecondition: the node lacks something.
         """
@@ -100,9 +108,10 @@ class Launcher:
         if spec.request.boot is not None:
             await self._images.validate(spec, spec.request.boot)
             return
-        assert template is not None
-        disk_size(template.command_line, wishes.disk, self._settings.max_disk)
-        hotplug_for(template.command_line, spec.request.size, self._settings)
+        assert origin is not None
+        line = origin.template.command_line
+        disk_size(line, wishes.disk, self._settings.max_disk)
+        lacking(line, origin.more, spec.request.size, self._settings)
 
     async def prepare(self, template: Template) -> None:
         """Load the template's memory, for which the first launch would wait, and try what connects VMs.
@@ -110,13 +119,17 @@ class Launcher:
         :raise OSError: no memory. :raise FailedPrecondition: VMs can't be connected.
         """
         await self._uplink.prepare()
-        os.close(await self._ram.of(template.ram))
+        self._template_ram = await self._ram.of(template.ram)
         self._room = PodRoom(needed_overhead(template.command_line, self._settings))
         self._machine_room = PodRoom(machine_overhead(template.command_line, self._settings))
 
     async def close(self) -> None:
         """Release the memory that launches share. VMs go on."""
-        await self._ram.close()
+
+        def release() -> None:  # in a thread: freeing that much memory takes a while
+            self._template_ram = None
+
+        await run_in_thread(self._reactor, release)
 
     async def reserve(self, spec: InstanceSpec, network: IPv4Network, vms: dict[str, Vm]) -> Vm:
         """Choose a user and an address for a new VM and add it to `vms`, so that it is listed. Makes nothing.
@@ -125,7 +138,7 @@ class Launcher:
 
         :raise ResourceExhausted: all users or all addresses are taken.
         """
-        request, taken_uids = spec.request, {vm.record.uid for vm in vms.values()}
+        request = spec.request
         address = ""  # in a namespace, it is read from the link there, before anything is made
         if request.attachment is None:
             taken = {IPv4Address(vm.record.address) for vm in vms.values() if vm.record.on_bridge}
@@ -148,17 +161,16 @@ class Launcher:
         vm.launching = True
         vms[spec.token] = vm
         try:
-            self._last_uid = await run_in_thread(
-                self._reactor, uids.next_free, self._uids, taken_uids, self._last_uid
-            )
+            uid = await self._uids.lend()
         except BaseException:
             del vms[spec.token]
             raise
-        vm.record = attrs.evolve(record, uid=self._last_uid)
+        vm.record = attrs.evolve(record, uid=uid)
+        self._uids.give_back(uid)  # it is the VM's
         vm.paths = self._paths.of_vm(vm.record, self._user)
         return vm
 
-    async def launch(self, vm: Vm, spec: InstanceSpec, template: Template | None) -> None:
+    async def launch(self, vm: Vm, spec: InstanceSpec, origin: Origin | None) -> None:
         """Make a reserved VM: it executes when this returns, and `vm.handover` goes on to make it READY. One
         that boots an image is READY when this returns, and executes nothing.
 
@@ -169,8 +181,8 @@ class Launcher:
             if spec.request.boot is not None:
                 await self._prepare(vm, spec, spec.request.boot, steps)
                 return
-            assert template is not None
-            await self._execute(vm, template, steps)
+            assert origin is not None
+            await self._execute(vm, origin, steps)
         except Exception as error:
             output = vm.paths.last_output()
             _log.error(
@@ -183,7 +195,7 @@ class Launcher:
             await self._tear_down_or_keep(vm)
             known = as_infranetes_error(error)
             raise type(known)(f"{known}; QEMU's last output: {output}" if output else str(known)) from error
-        vm.handover = start(self._hand_over(vm, spec, template, steps))
+        vm.handover = start(self._hand_over(vm, spec, origin, steps))
         vm.handover.addErrback(lambda failure: _log.failure("the handover to a VM failed", failure))
 
     async def _prepare(self, vm: Vm, spec: InstanceSpec, boot: ImageBoot, steps: StepTimer) -> None:
@@ -207,28 +219,47 @@ class Launcher:
         if vm.process is not None and vm.process.gone:
             self.process_ended(vm)
 
-    async def _execute(self, vm: Vm, template: Template, steps: StepTimer) -> None:
+    async def _execute(self, vm: Vm, origin: Origin, steps: StepTimer) -> None:
+        template = origin.template
         address, *more = await self._uplink.addresses(vm)
-        vm.record = attrs.evolve(vm.record, address=address, more_addresses=tuple(more))
-        await run_in_thread(self._reactor, self._records.add, vm.record, template.overlay)
-        ram = await self._ram.of(template.ram)
+        vm.record = attrs.evolve(
+            vm.record,
+            address=address,
+            more_addresses=tuple(more),
+            template=template.directory.name,
+            template_made_at=await run_in_thread(self._reactor, template.made_at),
+            image=template.image.key,
+            kept=str(origin.directory) if isinstance(origin, KeptState) else "",
+        )
+        await run_in_thread(self._reactor, self._records.add, vm.record, origin.overlay)
+        vm.ram = await self._ram.of(origin.ram)
+        if origin is template:
+            self._template_ram = vm.ram
         steps.done("files")
         vm.process = await clone.start_process(
-            self._reactor, template, ram, vm.record, vm.paths, lambda: self.process_ended(vm)
+            self._reactor, origin, vm.ram, vm.record, vm.paths, lambda: self.process_ended(vm)
         )
         await self._placement.place(vm.record, vm.process.pid)
         steps.done("process")
         vm.connections = VmConnections(self._reactor)
         await vm.connections.open(vm.paths.sockets)
+        if isinstance(origin, KeptState):
+            await add_plugged(vm.connections.qmp, origin.hardware, template.command_line)
+            await self._disks.show_as_kept(vm, origin.disks)
+            steps.done("disks")
         joining = start(self._uplink.join(vm))
-        loaded = partial(self._loaded, vm)
+        loaded = partial(self._template_loaded, vm, origin)
         await clone.execute(vm.connections, joining, loaded, self._settings.launch_timeout, steps)
 
-    async def _hand_over(self, vm: Vm, spec: InstanceSpec, template: Template, steps: StepTimer) -> None:
+    async def _template_loaded(self, vm: Vm, origin: Origin) -> None:
+        if origin is origin.template:  # a kept VM has its disks, and may lack those that others begin with
+            await self._loaded(vm)
+
+    async def _hand_over(self, vm: Vm, spec: InstanceSpec, origin: Origin, steps: StepTimer) -> None:
         try:
             agent_port = await self._hand_over_identity(vm, spec)
             steps.done("identity")
-            await self._resize(vm, spec, template)
+            await self._resize(vm, spec, origin)
             steps.done("size")
             if agent_port:  # it is called by TLS: its image is of an earlier release
                 vm.paths.agent_port.unlink(missing_ok=True)
@@ -265,22 +296,24 @@ class Launcher:
         identity = attrs.evolve(
             spec.identity, hostname=hostname, now_nanos=time.time_ns(), network=guest_network
         )
-        port.send(encode(identity))
         seconds = self._settings.boot_timeout
+        if vm.record.kept:  # its agent has one, until it notices that this is another connection
+            await within(self._reactor, seconds, port.waiting.wait(), "its agent's asking for its identity")
+        port.send(encode(identity))
         agent_port = await within(self._reactor, seconds, port.ready.wait(), "its agent's start")
         # The identity took long to reach a guest that had just woken up; this line does not.
         port.send(encode_clock(time.time_ns()))
         port.clock_set.wait().addTimeout(_CLOCK_SECONDS, self._reactor).addBoth(lambda _: port.close())
         return agent_port
 
-    async def _resize(self, vm: Vm, spec: InstanceSpec, template: Template) -> None:
+    async def _resize(self, vm: Vm, spec: InstanceSpec, origin: Origin) -> None:
         """Give the VM the memory, processors and disk that the pod asks for."""
-        settings, command_line = self._settings, template.command_line
+        settings, command_line = self._settings, origin.template.command_line
         assert vm.connections is not None
-        more = hotplug_for(command_line, spec.request.size, settings)
+        more = lacking(command_line, origin.more, spec.request.size, settings)
         await vm.connections.hotplug(command_line, more, settings.boot_timeout)
         disk = disk_size(command_line, read(spec.request.annotations).disk, settings.max_disk)
-        if disk > command_line.disk_mib * MIB:
+        if disk > origin.disk:
             await vm.connections.enlarge_disk(disk)
 
     async def place(self, vm: Vm, cgroup_parent: str, size: Size) -> None:
@@ -322,14 +355,18 @@ class Launcher:
 
     def process_ended(self, vm: Vm) -> None:
         """Handle the end of a VM's process; called once for each VM."""
-        if vm.destroying or vm.launching:
-            return  # the launch or the teardown under way notices by itself
+        if vm.destroying or vm.launching or vm.asleep:
+            return  # the launch, the teardown or the waking under way notices by itself
         if vm.record.guest is not None and vm.record.phase is Phase.READY:
             self._hypervisors.of(vm).process_ended()  # what has ended is the guest; the VM is there
             return
         if not vm.record.detail:
             detail = self._placement.why_ended(vm.record) or vm.explain_end()
             vm.record = attrs.evolve(vm.record, detail=detail)
+        start(self.report_end(vm))
+
+    async def report_end(self, vm: Vm) -> None:
+        """Report a VM that has ended, as its record says, and has no process."""
         _log.warn(
             "sandbox {sandbox}: VM {vm} has ended: {detail}",
             sandbox=vm.record.sandbox_id,
@@ -337,7 +374,7 @@ class Launcher:
             detail=vm.record.detail,
         )
         vm.changes.notify()
-        start(self._save(vm))
+        await self._save(vm)
         self._ended(vm)
 
     async def _save(self, vm: Vm) -> None:
@@ -354,6 +391,7 @@ class Launcher:
         await vm.end_process(self._reactor)
         if vm.record.uid:
             await run_in_thread(self._reactor, uids.kill_processes, vm.record.uid)
+        await vm.release(self._reactor)
         vm.detach()
         if vm.record.guest is not None:
             self._hypervisors.forget(vm)

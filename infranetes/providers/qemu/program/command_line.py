@@ -30,6 +30,10 @@ _CPU_MODELS = {"kvm": "host", "tcg": "max,-avx,-avx2,-erms,-fsrm,-la57"}
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 
+_WAITS = ("-S", "-incoming", "defer")
+_DISK_DEVICE = ("-device", "virtio-blk-pci,drive=disk,werror=report,rerror=report")
+
+
 class Fd(enum.IntEnum):
     """The numbers of the descriptors that QEMU inherits."""
 
@@ -46,6 +50,7 @@ class Fd(enum.IntEnum):
     IDENTITY = 13
     IMAGES = 14
     AGENT = 15
+    KEPT_DISK = 16
 
 
 @attrs.frozen
@@ -91,6 +96,9 @@ class CommandLine:
         ]
         if self.accelerator == "tcg":
             words.append("mitigations=off")  # emulated processors do not speculate
+            # The kernel counts the timer's interrupts for a moment, and panics when an emulated processor
+            # was not run meanwhile, as happens on a busy node.
+            words.append("no_timer_check")
         return " ".join(words)
 
     def template_arguments(self) -> list[str]:
@@ -103,14 +111,22 @@ class CommandLine:
             *self._boot(),
         ]
 
-    def clone_arguments(self) -> list[str]:
-        """Arguments for a clone, which waits for the template's state."""
+    def clone_arguments(self, kept: bool = False) -> list[str]:
+        """Arguments for a clone, which waits for the template's state. :param kept: for that of a kept VM."""
+        layers = (Fd.DISK, *((Fd.KEPT_DISK,) if kept else ()), Fd.TEMPLATE_DISK, Fd.IMAGE_DISK)
         return [
             *self._common("share=off"),
-            *_disk(Fd.DISK, Fd.TEMPLATE_DISK, Fd.IMAGE_DISK),
+            *_disk(*layers),
             *self._devices(),
-            *("-S", "-incoming", "defer"),
+            *_WAITS,
         ]
+
+    def loader_arguments(self, disk: int) -> list[str]:
+        """Arguments for a QEMU that waits for a kept VM's state, and has its memory in a file.
+
+        :param disk: the size of the VM's disk in bytes. Nothing is read of it, so there is none."""
+        drive = f"driver=null-co,node-name=disk,size={disk},read-zeroes=on"
+        return [*self._common("share=on"), "-blockdev", drive, *_DISK_DEVICE, *self._devices(), *_WAITS]
 
     def template_inputs(self, image_key: str) -> list[str]:
         """Everything that a template depends on, for its key."""
@@ -192,16 +208,20 @@ def _path(fd: Fd) -> str:
 def _disk(*layers: Fd) -> list[str]:
     """Return a disk of qcow2 layers over the image's raw one, topmost first."""
     options = ["driver=qcow2", "node-name=disk", "discard=unmap"]
+    files = []
     prefix = ""
     for layer in layers:
         if prefix:
             options.append(f"{prefix}driver={'raw' if layer is Fd.IMAGE_DISK else 'qcow2'}")
-        options += [f"{prefix}file.driver=file", f"{prefix}file.filename={_path(layer)}"]
+        path = _path(layer)
+        if layer is Fd.KEPT_DISK:  # QEMU's user may not open it again
+            files = ["-add-fd", f"fd={layer:d},set={layer:d}"]
+            path = f"/dev/fdset/{layer:d}"
+        options += [f"{prefix}file.driver=file", f"{prefix}file.filename={path}"]
         prefix += "backing."
     # The disk is deleted with the VM, so there is nothing to gain by flushing it to the medium.
     options += ["cache.no-flush=on", "detect-zeroes=unmap"]
-    device = "virtio-blk-pci,drive=disk,werror=report,rerror=report"
-    return ["-blockdev", ",".join(options), "-device", device]
+    return [*files, "-blockdev", ",".join(options), *_DISK_DEVICE]
 
 
 def _preloaded_images() -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from twisted.internet.defer import CancelledError
 from twisted.internet.endpoints import UNIXClientEndpoint
-from twisted.internet.interfaces import IAddress
+from twisted.internet.interfaces import IAddress, ITransport
 from twisted.internet.protocol import Factory, Protocol
 
 from infranetes.providers.qemu.program.identity_port import IdentityPort
@@ -65,6 +65,14 @@ async def connect_monitor(
     qmp = QmpConnection(reactor, on_event, on_lost)
     await _connect(reactor, directory / QMP, qmp)
     return qmp
+
+
+async def connect_silently(reactor: IReactor, path: Path) -> ITransport:
+    """Connect to a socket where nothing is said. :raise Unavailable: nobody listens there."""
+    protocol = Protocol()
+    await _connect(reactor, path, protocol)
+    assert protocol.transport is not None
+    return protocol.transport
 
 
 async def _connect(reactor: IReactor, path: Path, protocol: Protocol) -> None:

@@ -16,6 +16,7 @@ from infranetes.providers.qemu.program.open_files import OpenFiles, open_files
 from infranetes.providers.qemu.program.process import WatchedProcess, spawn
 from infranetes.providers.qemu.program.sockets import AGENT, IDENTITY, QMP, connect
 from infranetes.providers.qemu.settings import MIB, QemuSettings
+from infranetes.providers.qemu.template.save import save_state
 from infranetes.providers.qemu.template.template import DISK, OVERLAY, RAM, STATE, Template
 from infranetes.providers.qemu.vm.consoles import tail
 from infranetes.providers.qemu.vm.record import CONSOLE, OUTPUT
@@ -26,12 +27,10 @@ from infranetes_common.reactors import IReactor
 
 if TYPE_CHECKING:
     from infranetes.providers.interface import Progress
-    from infranetes.providers.qemu.program.qmp import QmpConnection
 
 # A guest has finished booting once it uses less than this share of a processor for so many seconds.
 _IDLE_SECONDS, _IDLE_SHARE = 2.0, 0.15
 _SETTLE_SECONDS = 30.0
-_SAVE_SECONDS = 60.0
 
 
 @attrs.frozen
@@ -119,7 +118,7 @@ class TemplateBoot:
             self._progress("keeping the template's state")
             await qmp.execute("set_link", name=LINK, up=False)
             await qmp.execute("stop")
-            await self._save_state(qmp)
+            await save_state(self._reactor, qmp, self._work / STATE)
             await qmp.execute("quit")
         finally:
             qmp.close()
@@ -149,28 +148,6 @@ class TemplateBoot:
             await sleep(self._reactor, _IDLE_SECONDS)
             if (_processor_ticks(pid) - before) / ticks < _IDLE_SHARE:
                 return
-
-    async def _save_state(self, qmp: QmpConnection) -> None:
-        """Make QEMU write its device state, without the memory, which is in a file already."""
-        capability = {"capability": "x-ignore-shared", "state": True}
-        await qmp.execute("migrate-set-capabilities", capabilities=[capability])
-        await qmp.execute("migrate-set-parameters", max_bandwidth=1 << 40)
-        state = os.open(self._work / STATE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            await qmp.pass_file("state", state)
-        finally:
-            os.close(state)
-        await qmp.execute("migrate", uri="fd:state")
-        deadline = self._reactor.seconds() + _SAVE_SECONDS
-        while True:
-            answer = await qmp.execute("query-migrate")
-            if answer.get("status") == "completed":
-                return
-            if answer.get("status") == "failed" or self._reactor.seconds() > deadline:
-                raise Unavailable(
-                    f"its state can't be kept: {answer.get('error-desc', answer.get('status'))}"
-                )
-            await sleep(self._reactor, 0.1)
 
 
 def _processor_ticks(pid: int) -> int:

@@ -12,20 +12,23 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-from twisted.internet.defer import DeferredLock
 from twisted.internet.interfaces import IReactorThreads
 
-from infranetes_common.concurrency import run_in_thread
+from infranetes.providers.qemu.program.memory import Memory
+from infranetes_common.concurrency import KeyedLock, run_in_thread
 
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 NAME = "infranetes-ram"
 _CHUNK = 1 << 20
 _BLOCK = 1 << 16  # blocks of zeros are left out, as they would take memory
 _ZEROS = bytes(_BLOCK)
+_MADV_POPULATE_READ = 22
 _FileState = tuple[str, int, int, int]  # path, inode, size, ctime
 
 
@@ -78,35 +81,44 @@ def _copy(memory: int, data: bytes, offset: int) -> None:
                 written += os.pwrite(memory, block[written:], offset + at + written)
 
 
+def thd_fill(memory: int) -> None:
+    """Make all pages of this memory exist, as zeros where there are none yet. Blocks for some tenths of a
+    second the first time.
+
+    :raise OSError: there is not enough memory."""
+    size = os.fstat(memory).st_size
+    with mmap.mmap(memory, size, mmap.MAP_PRIVATE, mmap.PROT_READ) as pages:
+        try:
+            pages.madvise(_MADV_POPULATE_READ)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # before Linux 5.14
+                raise
+            for offset in range(0, size, mmap.PAGESIZE):
+                pages[offset]
+
+
 def _state(path: Path) -> _FileState:
     status = path.stat()
     return str(path), status.st_ino, status.st_size, status.st_ctime_ns
 
 
 class SharedRam:
-    """Holds the memory of the template in use."""
+    """Has the memory of the files that VMs start from, as long as somebody else has it too."""
 
     def __init__(self, reactor: IReactorThreads) -> None:
         self._reactor = reactor
-        self._lock = DeferredLock()
-        self._state: _FileState | None = None
-        self._memory = -1
+        self._files_in_work: KeyedLock[Path] = KeyedLock()
+        self._memories: weakref.WeakValueDictionary[_FileState, Memory] = weakref.WeakValueDictionary()
 
-    async def of(self, path: Path) -> int:
-        """Return a descriptor of the sealed content of `path`, which the caller closes.
+    async def of(self, path: Path) -> Memory:
+        """Return the sealed content of `path`, the same one as long as the file is not changed.
 
         :raise OSError: the file can't be read, or there is not enough memory.
         """
-        async with self._lock:
+        async with self._files_in_work.held(path):
             state = _state(path)
-            if state != self._state:
-                memory = await run_in_thread(self._reactor, load, path)
-                await self.close()
-                self._memory, self._state = memory, state
-            return os.dup(self._memory)
-
-    async def close(self) -> None:
-        """Release the memory; VMs that map it keep it. Idempotent."""
-        memory, self._memory, self._state = self._memory, -1, None
-        if memory >= 0:
-            await run_in_thread(self._reactor, os.close, memory)  # freeing that much memory takes a while
+            memory = self._memories.get(state)
+            if memory is None:
+                memory = Memory(await run_in_thread(self._reactor, load, path))
+                self._memories[state] = memory
+            return memory

@@ -19,6 +19,8 @@ import attrs
 from infranetes.guest.image import GuestImage
 from infranetes.providers.qemu.program.command_line import CommandLine, Fd
 from infranetes.providers.qemu.program.open_files import OpenFiles
+from infranetes.providers.qemu.settings import MIB
+from infranetes.providers.qemu.vm.sizes import Hotplug
 
 RAM, STATE, DISK, OVERLAY = "ram", "state", "disk.qcow2", "overlay.qcow2"
 PARTS = (RAM, STATE, DISK, OVERLAY)
@@ -41,6 +43,25 @@ class Template:
     image: GuestImage
 
     @property
+    def template(self) -> Template:
+        """Itself, as what a VM starts from."""
+        return self
+
+    @property
+    def disk(self) -> int:
+        """The size of its disk in bytes."""
+        return self.command_line.disk_mib * MIB
+
+    @property
+    def more(self) -> Hotplug:
+        """Nothing: the hardware beyond it that it has."""
+        return Hotplug(0, 0)
+
+    def clone_arguments(self) -> list[str]:
+        """Return the arguments for a clone."""
+        return self.command_line.clone_arguments()
+
+    @property
     def overlay(self) -> Path:
         """An empty disk over the template's, of which each VM gets a copy."""
         return self.directory / OVERLAY
@@ -58,7 +79,15 @@ class Template:
     def open_for_clone(self, files: OpenFiles) -> None:
         """Open the files that a clone starts from, except the memory. :raise OSError: one is missing."""
         files.open(Fd.STATE, self.directory / STATE)
+        self.open_disks(files)
+
+    def open_disks(self, files: OpenFiles) -> None:
+        """Open what the disks of its clones are layers of. :raise OSError: a file is missing."""
         files.open(Fd.TEMPLATE_DISK, self.directory / DISK)
+        self.open_image_files(files)
+
+    def open_image_files(self, files: OpenFiles) -> None:
+        """Open the files that each QEMU with its devices has. :raise OSError: one is missing."""
         self._open_image_files(files, self.directory)
 
     def open_for_boot(self, files: OpenFiles, directory: Path) -> None:
@@ -79,6 +108,12 @@ class Template:
             return bool(manifest["parts"] == self._file_states(self.directory))
         except (OSError, ValueError, KeyError, TypeError):
             return False
+
+    def made_at(self) -> str:
+        """Return when it was made, by which it differs from another one with the same key.
+
+        :raise OSError, ValueError, KeyError: it is not there."""
+        return repr(json.loads((self.directory / _MANIFEST).read_bytes())["made_at"])
 
     def mark_used(self) -> None:
         """Record that it was used now; templates that are not used for long are removed."""

@@ -21,13 +21,14 @@ _INSERTION_EVENTS = (0, 1, 0x200)  # bus check, device check, insertion processi
 
 
 class VmConnections:
-    """Loads the template's state into a clone, lets it execute, and plugs in the hardware it lacks.
+    """Loads a state into a clone, lets it execute, and plugs in the hardware it lacks.
 
     For a VM that executes already, or boots an image, `open_monitor` is enough.
 
     :param heard: called with each of QEMU's events.
     :param lost: called when the monitor's connection is lost.
     :ivar shutdown_reason: why QEMU ended the VM, as QEMU calls it; "" while it has not.
+    :ivar listeners: are called with each of QEMU's events, too.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class VmConnections:
         self._qmp: QmpConnection | None = None
         self._identity_port: IdentityPort | None = None
         self.shutdown_reason = ""
+        self.listeners: list[Callable[[QmpEvent], None]] = []
 
     @property
     def qmp(self) -> QmpConnection:
@@ -95,8 +97,9 @@ class VmConnections:
             if status == "completed":
                 self._loaded.succeed(None)
             elif status == "failed":
-                self._loaded.fail(Unavailable("QEMU could not load the template's state"))
-        self._heard(event)
+                self._loaded.fail(Unavailable("QEMU could not load the VM's state"))
+        for listener in (self._heard, *self.listeners):
+            listener(event)
 
     def _on_device_status(self, info: Mapping[str, object]) -> None:
         """Note that the guest has taken a device into use, or refused it (ACPI specification, _OST)."""
@@ -114,15 +117,19 @@ class VmConnections:
             hotplugged.fail(Unavailable("QEMU ended before the guest had all its memory and processors"))
         for unplugged in (*self._unplugged.values(),):
             unplugged.fail(Unavailable("QEMU's monitor was lost before a device was unplugged"))
-        self._loaded.fail(Unavailable("QEMU ended before it had loaded the template's state"))
+        self._loaded.fail(Unavailable("QEMU ended before it had loaded the VM's state"))
         self._lost()
 
-    async def load_state(self, seconds: float) -> None:
-        """Make QEMU load the template's state. :raise InfranetesError: it can't, or not in that time."""
-        capabilities = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
+    async def load_state(self, seconds: float, *, memory: bool = False) -> None:
+        """Make QEMU load the state that it was given.
+
+        :param memory: whether that includes the VM's memory.
+        :raise InfranetesError: it can't, or not in that time."""
+        states = {"x-ignore-shared": not memory, "events": True}
+        capabilities = [{"capability": name, "state": state} for name, state in states.items()]
         await self.qmp.execute("migrate-set-capabilities", seconds, capabilities=capabilities)
         await self.qmp.execute("migrate-incoming", seconds, uri=f"fd:{Fd.STATE:d}")
-        await within(self._reactor, seconds, self._loaded.wait(), "loading the template's state")
+        await within(self._reactor, seconds, self._loaded.wait(), "loading a VM's state")
 
     async def resume(self) -> None:
         """Let the VM go on from where the template was stopped, with its network link up."""

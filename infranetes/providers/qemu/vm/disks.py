@@ -2,7 +2,7 @@
 """The read-only disks that a running VM is shown: files of the node, plugged into its SCSI controller.
 
 QEMU alone keeps which disks a VM has, in the names of three things. A daemon that follows one which was
-killed reads them there.
+killed reads them there. Links in the VM's directory say where the disks' files are, for who keeps the VM.
 
 thing       named                       made by
 descriptor  infranetes-NAME             add-fd        goes once the node has a descriptor of its own
@@ -21,6 +21,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import attrs
@@ -29,6 +30,7 @@ from twisted.python.failure import Failure
 
 from infranetes.providers.interface import ReadOnlyDisk, ShownDisk
 from infranetes.providers.qemu.program.command_line import SCSI
+from infranetes.providers.qemu.program.qmp import QmpConnection
 from infranetes.providers.qemu.vm.connections import VmConnections
 from infranetes.providers.qemu.vm.vm import Vm
 from infranetes_common.concurrency import KeyedLock, run_in_thread, settled
@@ -66,7 +68,7 @@ class _State:
 
     def leftovers(self) -> list[str]:
         """Return the nodes without a device."""
-        return sorted(self.nodes - {_node_id(disk) for disk in self.shown.values()})
+        return sorted(self.nodes - {node_id(disk) for disk in self.shown.values()})
 
     def free_places(self, last: int) -> Iterator[tuple[int, int]]:
         """Each target and LUN that nothing is at, those after the place number `last` first.
@@ -103,6 +105,16 @@ class Disks:
         async with self._vms_in_work.held(vm.record.token):
             await self._add(vm, [_checked(disk) for disk in disks], _State({}, frozenset(), ()))
 
+    async def show_as_kept(self, vm: Vm, disks: Sequence[tuple[ShownDisk, Path]]) -> None:
+        """Show disks at the places that they had in a kept VM, to a VM that has none and no state yet.
+
+        Fails as `show` does."""
+        files = [ReadOnlyDisk(disk.name, path) for disk, path in disks]
+        async with self._vms_in_work.held(vm.record.token):
+            # QEMU takes files after its first answer.
+            await (await vm.monitor(self._reactor)).qmp.execute("query-status")
+            await self._plug_in(vm, [disk for disk, _ in disks], files)
+
     async def shown(self, vm: Vm) -> Sequence[ShownDisk]:
         """See `IShowsDisks`."""
         async with self._vms_in_work.held(vm.record.token):
@@ -117,6 +129,10 @@ class Disks:
             if vm.usable:
                 await self._remove(vm, set(names))
 
+    def unchanged(self, vm: Vm) -> AbstractAsyncContextManager[None]:
+        """Change no disks of a VM during the block; calls wait for its end."""
+        return self._vms_in_work.held(vm.record.token)
+
     async def _add(self, vm: Vm, disks: Sequence[ReadOnlyDisk], state: _State) -> Mapping[str, ShownDisk]:
         """Plug in disks, all or none."""
         places = list(state.free_places(vm.last_place))
@@ -125,13 +141,19 @@ class Disks:
                 f"VM {vm.record.id} has {MOST - len(places)} disks and can't have {len(disks)} more: QEMU's "
                 f"provider shows at most {MOST} to a VM; use images with fewer layers, or fewer in one pod"
             )
-        monitor = await vm.monitor(self._reactor)
-        files = await run_in_thread(self._reactor, _thd_open, disks)
         added = [
             ShownDisk(disk.name, target, lun) for disk, (target, lun) in zip(disks, places, strict=False)
         ]
-        vm.last_place = added[-1].target * _LUNS + added[-1].lun
+        await self._plug_in(vm, added, disks)
+        return {disk.name: disk for disk in added}
+
+    async def _plug_in(self, vm: Vm, added: Sequence[ShownDisk], disks: Sequence[ReadOnlyDisk]) -> None:
+        monitor = await vm.monitor(self._reactor)
+        files = await run_in_thread(self._reactor, _thd_open, disks)
         try:
+            await run_in_thread(self._reactor, _thd_note, vm.paths.shown, disks)
+            if added:
+                vm.last_place = added[-1].target * _LUNS + added[-1].lun
             outcomes = await settled(
                 _plug(monitor, disk, file) for disk, file in zip(added, files, strict=True)
             )
@@ -142,7 +164,6 @@ class Disks:
         if failures:
             await self._undo(vm, added)
             raise as_unavailable(vm, "can't be shown its disks", failures[0])
-        return {disk.name: disk for disk in added}
 
     async def _undo(self, vm: Vm, added: Sequence[ShownDisk]) -> None:
         try:
@@ -193,17 +214,21 @@ class Disks:
 async def _plug(monitor: VmConnections, disk: ShownDisk, file: int) -> None:
     qmp = monitor.qmp
     number = await qmp.add_file(_FILE + disk.name, file)
-    node = _node_id(disk)
     await qmp.execute(
         "blockdev-add",
         driver="file",
-        node_name=node,
+        node_name=node_id(disk),
         filename=f"/dev/fdset/{number}",
         read_only=True,
         auto_read_only=False,
         locking="off",
     )
     await qmp.execute("remove-fd", fdset_id=number)  # the node has a descriptor of its own
+    await add_device(qmp, disk)
+
+
+async def add_device(qmp: QmpConnection, disk: ShownDisk) -> None:
+    """Plug in a disk whose node is there. :raise InfranetesError: QEMU refuses."""
     await qmp.execute(
         "device_add",
         driver="scsi-hd",
@@ -211,7 +236,7 @@ async def _plug(monitor: VmConnections, disk: ShownDisk, file: int) -> None:
         bus=f"{SCSI}.0",
         scsi_id=disk.target,
         lun=disk.lun,
-        drive=node,
+        drive=node_id(disk),
         serial=disk.name[:_SERIAL],
         device__id=disk.name[:_DEVICE_ID],
     )
@@ -225,13 +250,17 @@ async def _read(monitor: VmConnections, vm: Vm) -> _State:
         file_sets = entries(await monitor.qmp.execute("query-fdsets"))
     except InfranetesError as error:
         raise as_unavailable(vm, "does not say which disks it has", error) from error
-    found = [match for entry in devices if (match := _DEVICE.fullmatch(str(entry.get("name"))))]
-    shown = (ShownDisk(match[3], *_place(match)) for match in found)
     return _State(
-        {disk.name: disk for disk in shown},
+        {disk.name: disk for disk in shown_disks(devices)},
         frozenset(name for entry in nodes if _NODE.fullmatch(name := str(entry.get("node-name")))),
         [number for entry in file_sets if _is_ours(entry) and isinstance(number := entry["fdset-id"], int)],
     )
+
+
+def shown_disks(devices: Iterable[Mapping[str, object]]) -> list[ShownDisk]:
+    """Return the disks that a VM is shown, among all of its devices as QEMU lists them."""
+    matches = (_DEVICE.fullmatch(str(device.get("name"))) for device in devices)
+    return [ShownDisk(match[3], *_place(match)) for match in matches if match]
 
 
 def entries(answer: object) -> list[Mapping[str, object]]:
@@ -251,7 +280,8 @@ def _device_id(disk: ShownDisk) -> str:
     return f"shown-{disk.target}-{disk.lun}-{disk.name}"
 
 
-def _node_id(disk: ShownDisk) -> str:
+def node_id(disk: ShownDisk) -> str:
+    """Return the name of a disk's node."""
     return f"shown-{disk.target}-{disk.lun}-{disk.name[:_BEGINNING]}"
 
 
@@ -276,6 +306,19 @@ def _thd_open(disks: Sequence[ReadOnlyDisk]) -> list[int]:
                 )
         opened.pop_all()
     return files
+
+
+def _thd_note(directory: Path, disks: Sequence[ReadOnlyDisk]) -> None:
+    """Note where the files of disks are. Blocks. :raise Unavailable: that can't be written."""
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        for disk in disks:
+            link = directory / disk.name
+            if not link.is_symlink() or link.readlink() != disk.path:
+                link.unlink(missing_ok=True)
+                link.symlink_to(disk.path)
+    except OSError as error:
+        raise Unavailable(f"{directory}, of the disks that a VM is shown: {error.strerror}") from None
 
 
 def _open(path: Path) -> int:

@@ -13,7 +13,7 @@ from infranetes.providers.qemu.vm import console_file
 from infranetes.providers.qemu.vm.hypervisor import Hypervisor, NetworkOf
 from infranetes.providers.qemu.vm.record import VmRecord, VmRecords
 from infranetes.providers.qemu.vm.vm import Vm
-from infranetes_common.concurrency import run_in_thread, settled
+from infranetes_common.concurrency import deferred, run_in_thread, settled
 from infranetes_common.concurrency.threads import LOGS
 from infranetes_common.reactors import IReactor
 
@@ -47,7 +47,7 @@ class Hypervisors:
         self._console_size = console_size
         self._by_token: dict[str, Hypervisor] = {}
         self._vms: dict[str, Vm] = {}
-        self._rounds = LoopingCall(self._round)
+        self._rounds = LoopingCall(deferred(self._round))
         self._rounds.clock = reactor
 
     def of(self, vm: Vm) -> Hypervisor:

@@ -35,6 +35,11 @@ class VmPaths:
         return self.directory / CONSOLE
 
     @property
+    def shown(self) -> Path:
+        """The directory of links, by the names of disks, to the files that it was shown."""
+        return self.directory / "shown"
+
+    @property
     def agent_port(self) -> Path:
         """The socket of its agent's own port. There is none where the agent is called by TLS."""
         return self.sockets / AGENT

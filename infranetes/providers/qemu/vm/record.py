@@ -31,6 +31,8 @@ from infranetes_common.concurrency import replace_file
 from infranetes_common.identity import AGENT_PORT
 
 RECORD, DISK, CONSOLE, OUTPUT = "vm.json", "disk.qcow2", "console.log", "qemu.log"
+ORIGIN = "origin.json"  # a part of the record, which the release before could not read in `RECORD`
+_OF_ORIGIN = ("template", "template_made_at", "image", "kept")
 _NEW, _GONE = ".new-", ".gone-"
 _ID = re.compile(r"qemu-([0-9a-f]{32})")
 _TOKEN = re.compile(r"[0-9a-f]{32}")
@@ -78,6 +80,10 @@ class VmRecord:
     more_addresses: tuple[str, ...] = ()  # as in Instance
     guest: Guest | None = None  # None: it is a clone of the template
     root: str = ""  # the id of the volume that is its root; "": its root goes with it
+    template: str = ""  # the key of the template that it is a clone of; "": it is none, or not known
+    template_made_at: str = ""  # see `Template.made_at`; "": not known
+    image: str = ""  # the key of that template's guest image
+    kept: str = ""  # the directory of the kept state from which it was started; "": from the template's
 
     @property
     def id(self) -> str:
@@ -142,7 +148,7 @@ class VmRecords:
 
     def _read(self, path: Path) -> VmRecord:
         try:
-            fields = json.loads((path / RECORD).read_bytes())
+            fields = json.loads((path / RECORD).read_bytes()) | _origin(path)
             IPv4Address(fields["address"])  # always valid: it is known before there is a record
             fields["more_addresses"] = tuple(fields.get("more_addresses", ()))
             if (joined := fields.get("attachment")) is not None:
@@ -150,7 +156,7 @@ class VmRecords:
             if (guest := fields.get("guest")) is not None:
                 fields["guest"] = Guest(**guest)
             return VmRecord(**{**fields, "phase": Phase(fields["phase"]), "token": path.name})
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             # The VM has to stay listed, or nothing would ever end it.
             _log.error("{path} can't be read: {error}", path=str(path / RECORD), error=str(error))
             return VmRecord(
@@ -190,6 +196,9 @@ class VmRecords:
             work.mkdir(mode=0o700)
             # Not synced, as the VM does not survive a loss of power either.
             (work / RECORD).write_text(_encode(record))
+            (work / ORIGIN).write_text(
+                json.dumps({name: getattr(record, name) for name in _OF_ORIGIN}) + "\n"
+            )
             fill(work)
             work.rename(self.directory_of(record.token))
         except BaseException:
@@ -209,4 +218,17 @@ class VmRecords:
 
 
 def _encode(record: VmRecord) -> str:
-    return json.dumps({**attrs.asdict(record), "phase": record.phase.value}, default=os.fspath) + "\n"
+    fields = {**attrs.asdict(record), "phase": record.phase.value}
+    kept = {name: value for name, value in fields.items() if name not in _OF_ORIGIN}
+    return json.dumps(kept, default=os.fspath) + "\n"
+
+
+def _origin(path: Path) -> dict[str, str]:
+    """Return that part of a VM's record; of a VM of an earlier release there is none.
+
+    :raise OSError, ValueError, AttributeError: it can't be read."""
+    try:
+        fields = json.loads((path / ORIGIN).read_bytes())
+    except FileNotFoundError:
+        return {}
+    return {name: str(fields.get(name, "")) for name in _OF_ORIGIN}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import attrs
 from twisted.logger import Logger
@@ -101,6 +102,10 @@ class Resizer:
         if has.cpus > wanted.cpus and vm.record.cgroup_parent:
             has = attrs.evolve(has, cpus=wanted.cpus)  # the pod's control group limits it
         return _told(size, own, wanted, has, self._settings)
+
+    def unchanged(self, vm: Vm) -> AbstractAsyncContextManager[None]:
+        """Change no memory and processors of a VM during the block; calls wait for its end."""
+        return self._vms_in_work.held(vm.record.token)
 
     async def _add_cpus(
         self, vm: Vm, monitor: VmConnections, hardware: _Hardware, wanted: int

@@ -11,7 +11,7 @@ from infranetes.providers.annotations import PREFIX
 from infranetes.providers.interface import Size
 from infranetes.providers.qemu.program.command_line import CommandLine
 from infranetes.providers.qemu.settings import BLOCK_MIB, MIB, QemuSettings, round_up_to_block
-from infranetes_common.errors import InvalidArgument
+from infranetes_common.errors import FailedPrecondition, InvalidArgument
 
 MEMORY = "more"  # the prefix of the names that QEMU's objects for such memory have
 _LEAST_MACHINE_MIB = 16
@@ -73,6 +73,22 @@ def hotplug_for(template: CommandLine, size: Size, settings: QemuSettings) -> Ho
             f"gives is {template.max_memory_mib} MiB (providers.qemu.max_memory)"
         )
     return Hotplug(cpus - 1, more)
+
+
+def lacking(template: CommandLine, has: Hotplug, size: Size, settings: QemuSettings) -> Hotplug:
+    """Return what a VM that begins with `has` beyond the template's hardware lacks for `size`.
+
+    :raise InvalidArgument: as `hotplug_for`.
+    :raise FailedPrecondition: it lacks something, and has more than the template already."""
+    needed = hotplug_for(template, size, settings)
+    if has == Hotplug(0, 0):
+        return needed
+    if needed.cpus > has.cpus or needed.memory_mib > has.memory_mib:
+        raise FailedPrecondition(
+            f"the pod needs a VM with {needed}, and the kept one has {has}: keep one of a pod that asks for "
+            "as much"
+        )
+    return Hotplug(0, 0)
 
 
 def memory_for_pod(template: CommandLine, has: Hotplug, size: Size, settings: QemuSettings) -> int:

@@ -5,25 +5,28 @@ record      process        state, as IPodProvider has it
 STARTING    there          PENDING   (also while its process is about to be started)
 STARTING    gone           ENDED     an earlier daemon was killed while it made this
 READY       there          RUNNING
-READY       gone           ENDED     but RUNNING if it boots an image: its guest alone has ended
+READY       gone           ENDED     but RUNNING if it boots an image: its guest alone has ended; and if it
+                                     sleeps: see `sleep.record`
 FAILED      gone           ENDED
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Protocol
 
 import attrs
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.defer import TimeoutError as DeferredTimeout
 
 from infranetes.providers.interface import Instance, InstanceState
+from infranetes.providers.qemu.program.memory import Memory
 from infranetes.providers.qemu.program.process import WatchedProcess
 from infranetes.providers.qemu.program.qmp import QmpEvent
 from infranetes.providers.qemu.vm.connections import VmConnections
 from infranetes.providers.qemu.vm.paths import VmPaths
 from infranetes.providers.qemu.vm.record import Phase, VmRecord
-from infranetes_common.concurrency import Notifier
+from infranetes_common.concurrency import Notifier, run_in_thread
 from infranetes_common.errors import Unavailable
 from infranetes_common.identity import Network
 from infranetes_common.reactors import IReactor
@@ -39,6 +42,21 @@ _SHUTDOWN_REASONS = {
 }
 
 
+class Slumbers(Protocol):
+    """What the daemon has of a VM that sleeps, or falls asleep or wakes."""
+
+    @property
+    def asleep(self) -> bool:
+        """Whether it sleeps."""
+
+    @property
+    def serials(self) -> Collection[str]:
+        """Those of its volumes."""
+
+    async def close(self, reactor: IReactor) -> None:
+        """Close what the daemon has of it. Idempotent."""
+
+
 class Vm:
     """A VM's record, its process and the connections to it.
 
@@ -47,6 +65,8 @@ class Vm:
     :ivar handover: hands over the identity and then plugs in the pod's size.
     :ivar last_place: the number of the place where this daemon has last shown it a disk.
     :ivar taken_over: the network that it takes over in a namespace, once that was read.
+    :ivar ram: the memory that it shares with others, if this daemon has made the VM; None: it has not.
+    :ivar slumber: what the daemon has of it while it sleeps, or falls asleep or wakes; None: it does not.
     :ivar changes: notified when its state may have changed.
     :ivar heard: is called with each of QEMU's events, and `lost` when the monitor's connection is lost.
     """
@@ -61,6 +81,8 @@ class Vm:
         self.destroying = False
         self.last_place = -1
         self.taken_over: Network | None = None
+        self.ram: Memory | None = None
+        self.slumber: Slumbers | None = None
         self.changes = Notifier()
         self.heard: Callable[[QmpEvent], None] = lambda event: None
         self.lost: Callable[[], None] = lambda: None
@@ -72,9 +94,14 @@ class Vm:
         return self.process is not None and self.process.alive
 
     @property
+    def asleep(self) -> bool:
+        """Whether it sleeps. Its process, if it has one, executes nothing then."""
+        return self.slumber is not None and self.slumber.asleep
+
+    @property
     def state(self) -> InstanceState:
         """The state of the VM, by the table above."""
-        if self.record.phase is Phase.READY and self.record.guest is not None:
+        if self.record.phase is Phase.READY and (self.record.guest is not None or self.asleep):
             return InstanceState.RUNNING
         if self.record.phase is Phase.FAILED or not (self.alive or self.launching):
             return InstanceState.ENDED
@@ -83,7 +110,7 @@ class Vm:
     @property
     def usable(self) -> bool:
         """Whether it runs and has a QEMU that can be asked."""
-        return self.alive and self.state is InstanceState.RUNNING
+        return self.alive and self.state is InstanceState.RUNNING and not self.asleep
 
     def instance(self) -> Instance:
         """Return the VM as IPodProvider describes it."""
@@ -106,6 +133,7 @@ class Vm:
             agent_port=record.agent_port,
             created_at=record.created_at,
             detail=detail,
+            asleep=self.asleep,
         )
 
     def explain_end(self) -> str:
@@ -146,6 +174,8 @@ class Vm:
         """Check that the VM runs. :raise Unavailable: it does not, and so can't be `what`."""
         if self.state is InstanceState.ENDED:
             raise self.ended_error()
+        if self.asleep:
+            raise Unavailable(f"VM {self.record.id} sleeps: wake it before it is {what}")
         if self.state is InstanceState.RUNNING and not self.alive:
             raise Unavailable(f"the guest of VM {self.record.id} has ended, so that it can't be {what}")
         if self.state is not InstanceState.RUNNING:
@@ -163,8 +193,19 @@ class Vm:
                 f"{_KILL_SECONDS:g} s after SIGKILL; it may hang in the kernel"
             ) from None
 
+    async def release(self, reactor: IReactor) -> None:
+        """Have nothing that only its process needs: the memory that it shares, its tap. Idempotent."""
+        slumber, self.slumber = self.slumber, None
+        if slumber is not None:
+            await slumber.close(reactor)
+        if self.ram is not None:
+            await run_in_thread(reactor, self._thd_release_ram)
+
+    def _thd_release_ram(self) -> None:
+        self.ram = None  # frees its pages, if nobody else has it
+
     def detach(self) -> None:
-        """Stop watching it and close the connections to it; the VM goes on. Idempotent."""
+        """Stop watching it and close the connections to it; the VM goes on. Release it before. Idempotent."""
         if self.handover is not None:
             self.handover.cancel()
         if self.connections is not None:
@@ -176,4 +217,4 @@ class Vm:
 
 def on_bridge(vms: Iterable[Vm]) -> Sequence[Vm]:
     """Return the VMs that run, or are being made, and have an address on the bridge."""
-    return [vm for vm in vms if vm.record.on_bridge and (vm.alive or vm.launching)]
+    return [vm for vm in vms if vm.record.on_bridge and (vm.alive or vm.launching or vm.asleep)]

@@ -19,7 +19,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -100,9 +101,34 @@ class AttachedVolumes:
                 os.close(file.descriptor)
         return serial
 
+    @asynccontextmanager
+    async def unchanged(self, vm: Vm) -> AsyncIterator[frozenset[str]]:
+        """Attach and detach no volumes of a running VM during the block; calls wait for its end. Give the
+        serials of those that it has. :raise Unavailable: QEMU does not answer."""
+        async with self._vms_in_work.held(vm.record.token):
+            yield frozenset((await self._read(vm)).luns)
+
+    async def places(self, vm: Vm) -> Mapping[str, tuple[int, bool]]:
+        """Return the LUN of each volume that a running VM has, and whether it is read-only, by serial.
+
+        The caller holds `unchanged`. :raise Unavailable: QEMU does not answer."""
+        state = await self._read(vm)
+        return {serial: (lun, state.nodes.get(serial, False)) for serial, lun in state.luns.items()}
+
+    async def plug_again(self, vm: Vm, serial: str, lun: int, file: VolumeFile, read_only: bool) -> None:
+        """Give a VM that waits for its state a volume that it had. :raise Unavailable: QEMU does not."""
+        monitor = await vm.monitor(self._reactor)
+        try:
+            await monitor.qmp.execute("query-status")  # QEMU takes files after its first answer
+            await _plug(monitor, serial, lun, file, read_only)
+        except InfranetesError as error:
+            raise as_unavailable(vm, "can't be given its volumes again", error) from error
+
     async def attached(self, vm: Vm) -> frozenset[str]:
         """Return the serials of the volumes that a VM has; one that does not run has none."""
         async with self._vms_in_work.held(vm.record.token):
+            if vm.slumber is not None and vm.slumber.asleep:
+                return frozenset(vm.slumber.serials)
             if not vm.usable:
                 return frozenset()
             return frozenset((await self._read(vm)).luns)
@@ -114,12 +140,14 @@ class AttachedVolumes:
                 raise Unavailable(
                     f"volume {volume} is the root of VM {vm.record.id}: it is free once that VM is gone"
                 )
+            _check_awake(vm, volume)
             if vm.usable:
                 await self._remove(vm, serial_of(volume), volume)
 
     async def resize(self, vm: Vm, volume: str, size: int) -> bool:
         """Make a VM see that a volume's file has become larger. Return whether it has the volume."""
         async with self._vms_in_work.held(vm.record.token):
+            _check_awake(vm, volume)
             if (node := await self._node_with(vm, volume)) is None:
                 return False
             monitor = await vm.monitor(self._reactor)
@@ -309,6 +337,12 @@ class VolumeAttacher:
         for vm in self._vms():
             if await self._to_the_end(self.volumes.resize(vm, volume, size)):
                 return
+
+
+def _check_awake(vm: Vm, volume: str) -> None:
+    """Check that a VM which has a volume does not sleep. :raise Unavailable: it does."""
+    if vm.slumber is not None and vm.slumber.asleep and serial_of(volume) in vm.slumber.serials:
+        raise Unavailable(f"volume {volume} is attached to VM {vm.record.id}, which sleeps: wake it first")
 
 
 def _check_mode(vm: Vm, volume: str, read_only: bool, now_read_only: bool) -> None:

@@ -109,7 +109,7 @@ class QemuVolumes:
 
     @deferred
     async def attach(self, instance_id: str, volume_id: str, read_only: bool) -> str:
-        path = await run_in_thread(self._reactor, self._thd_path, volume_id)
+        path = await run_in_thread(self._reactor, self.thd_path, volume_id)
         async with self._copies.none_of(volume_id):
             return await self._attacher.attach(instance_id, volume_id, path, read_only)
 
@@ -138,7 +138,8 @@ class QemuVolumes:
     async def lend(self, path: str) -> str:
         return await run_in_thread(self._reactor, self._lent.id_of, path)
 
-    def _thd_path(self, volume_id: str) -> Path:
+    def thd_path(self, volume_id: str) -> Path:
+        """Return a volume's file, or block device. Blocks. :raise NotFound: there is none."""
         return self._lent.path_of(volume_id) or self._files.existing(volume_id)
 
     async def _alone(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:

@@ -49,15 +49,19 @@ def digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def converted(data: bytes, target: Path, limits: Limits | None = None, below: Sequence[Path] = ()) -> bytes:
+def converted(
+    data: bytes, target: Path, limits: Limits | None = None, below: Sequence[Path] | None = ()
+) -> bytes:
     """Make the image of a tar in this process, without the child. Return its bytes.
 
-    :param below: the images of the layers below, lowest first."""
+    :param below: the images of the layers below, lowest first; None: they are not known."""
     with contextlib.ExitStack() as stack:
         layer, image = stack.enter_context(tempfile.TemporaryFile()), stack.enter_context(open(target, "wb"))
         layer.write(data)
         layer.seek(0)
-        lower = [stack.enter_context(open(each, "rb")).fileno() for each in below]
+        lower = None
+        if below is not None:
+            lower = [stack.enter_context(open(image_below, "rb")).fileno() for image_below in below]
         convert(layer.fileno(), image.fileno(), "", digest(data), limits or Limits(), lower)
     return target.read_bytes()
 

@@ -49,7 +49,7 @@ class BuildCase(TestCase):
         self, data: bytes, compression: str = "", diff_id: str = digest(TAR), limits: Limits | None = None
     ) -> Deferred[BuiltLayer]:
         layer = self.layer(data)
-        return start(self.builder.build(layer, compression, self.target, diff_id, limits or Limits()))
+        return start(self.builder.build(layer, compression, self.target, diff_id, limits or Limits(), ()))
 
     async def failure(self, kind: type[Exception], work: Deferred[BuiltLayer]) -> str:
         """Return the message with which `work` fails."""
@@ -78,6 +78,20 @@ class BuildTests(BuildCase):
             self.assertEqual(os.listdir(self.directory), ["image"])
         with mounted(self.target) as at:
             self.assertEqual((at / "d" / "f").read_bytes(), b"content" * 1000)
+
+    @deferred
+    async def test_a_daemon_whose_files_an_upgrade_has_replaced_is_served(self) -> None:
+        """Orders of the release before don't say whether the layers below are known."""
+        say = process._Process.say
+
+        def say_as_before(self: process._Process, message: dict[str, object], *descriptors: int) -> None:
+            message.pop("below", None)
+            say(self, message, *descriptors)
+
+        self.patch(process._Process, "say", say_as_before)
+        layer = tar([member("e", content=b"small")])
+        await self.build(layer, diff_id=digest(layer))
+        self.assertTrue(self.target.exists())
 
     @deferred
     async def test_a_layer_with_another_digest_is_refused(self) -> None:
@@ -144,7 +158,7 @@ class WorkingCase(BuildCase):
         return layer
 
     def begin(self, layer: Path, target: str, limits: Limits | None = None) -> Deferred[BuiltLayer]:
-        work = self.builder.build(layer, "", self.directory / target, digest(TAR), limits or Limits())
+        work = self.builder.build(layer, "", self.directory / target, digest(TAR), limits or Limits(), ())
         return start(work)
 
     def children(self, layer: Path) -> list[int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.images.erofs.limits import BadLayer, Limits
+from infranetes.images.erofs.limits import BadLayer, Incomplete, Limits
 from tests.harness.needs import needs_mounts, needs_programs
 from tests.infranetes.images.erofs.support import Member, check, converted, member, overlaid, shown, tar
 
@@ -82,9 +82,76 @@ class OverlayTests(SynchronousTestCase):
         self.assertEqual(set(found), {"kept/file", "d/one", "d/two", "d/sub/deep", "gone", "new"})
 
 
+class UpperCase(SynchronousTestCase):
+    def image(self, members: Sequence[Member], below: Sequence[Path]) -> Path:
+        image = Path(self.mktemp()).absolute()
+        converted(tar(members), image, below=below)
+        check(image)
+        return image
+
+
 @needs_mounts
 @needs_programs("fsck.erofs")
-class LinkTests(SynchronousTestCase):
+class DirectoryTests(UpperCase):
+    """Directories of the layers below for which a layer has files, but no entries."""
+
+    BASE = (
+        member("tmp", DIR, mode=0o1777),
+        member("home", DIR, mode=0o750, uid=7, gid=8, mtime=12, xattrs={"user.a": b"b"}),
+        member("home/own", DIR, mode=0o700, uid=9),
+        member("usr/lib", DIR, mode=0o711),
+        member("lib", tarfile.SYMTYPE, linkname="usr/lib"),
+        member("gone", DIR, mode=0o700),
+        member("file"),
+    )
+
+    def attributes(self, *layers: Sequence[Member]) -> dict[str, tuple[int, int, int]]:
+        """Return mode, user and group of the merged layers' directories."""
+        images: list[Path] = []
+        for members in layers:
+            images.append(self.image(members, images))
+        with overlaid(images) as at:
+            directories = [path for path in at.rglob("*") if path.is_dir() and not path.is_symlink()]
+            found = {str(path.relative_to(at)): path.stat() for path in directories}
+            self.attribute = [path for path in directories if "user.a" in os.listxattr(path)]
+        return {name: (entry.st_mode & 0o7777, entry.st_uid, entry.st_gid) for name, entry in found.items()}
+
+    def test_they_are_as_they_were(self) -> None:
+        upper = (member("tmp/a"), member("home/own/b"), member("new/deep/c"), member("usr/lib/.wh.x"))
+        found = self.attributes(self.BASE, upper, (member("./home/d"),))
+        self.assertEqual(found["tmp"], (0o1777, 0, 0))
+        self.assertEqual((found["home"], found["home/own"]), ((0o750, 7, 8), (0o700, 9, 0)))
+        self.assertEqual((found["usr"], found["usr/lib"]), ((0o755, 0, 0), (0o711, 0, 0)))
+        self.assertEqual((found["new"], found["new/deep"]), ((0o755, 0, 0), (0o755, 0, 0)))
+        self.assertEqual([path.name for path in self.attribute], ["home"])
+
+    def test_an_entry_before_or_after_the_file_counts(self) -> None:
+        entry = member("tmp", DIR, mode=0o711)
+        for upper in ((entry, member("tmp/a")), (member("tmp/a"), entry)):
+            self.assertEqual(self.attributes(self.BASE, upper)["tmp"], (0o711, 0, 0))
+
+    def test_those_that_are_hidden_or_no_directories_are_new(self) -> None:
+        for upper in (
+            (member(".wh.gone"), member("gone/a")),
+            (member("gone/a"), member(".wh.gone")),
+        ):
+            self.assertEqual(self.attributes(self.BASE, upper)["gone"], (0o755, 0, 0))
+        upper = (member("home/.wh..wh..opq"), member("home/own/a"))
+        found = self.attributes(self.BASE, upper)
+        self.assertEqual((found["home"], found["home/own"]), ((0o750, 7, 8), (0o755, 0, 0)))
+        found = self.attributes(self.BASE, (member(".wh.gone"),), (member("gone/a"), member("lib/a")))
+        self.assertEqual((found["gone"], found["lib"]), ((0o755, 0, 0), (0o755, 0, 0)))
+        self.assertEqual(self.attributes(self.BASE, (member("file/a"),))["file"], (0o755, 0, 0))
+
+    def test_without_the_layers_below_they_are_not_guessed(self) -> None:
+        with self.assertRaises(Incomplete) as caught:
+            converted(tar([member("a/b/c")]), Path(self.mktemp()).absolute(), below=None)
+        self.assertIn("the directory 'a' has no entry", str(caught.exception))
+
+
+@needs_mounts
+@needs_programs("fsck.erofs")
+class LinkTests(UpperCase):
     """Hard links to files of the layers below."""
 
     BASE = (
@@ -100,12 +167,6 @@ class LinkTests(SynchronousTestCase):
         member("gone", content=b"gone"),
         *(member(f"many/{index:04d}", content=b"%d" % index) for index in range(700)),
     )
-
-    def image(self, members: Sequence[Member], below: Sequence[Path]) -> Path:
-        image = Path(self.mktemp()).absolute()
-        converted(tar(members), image, below=below)
-        check(image)
-        return image
 
     def test_they_are_what_they_lead_to(self) -> None:
         images = [self.image(self.BASE, ())]

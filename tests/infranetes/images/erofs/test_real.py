@@ -49,7 +49,7 @@ class RealTests(SynchronousTestCase):
         self.assertGreater(self.tar.stat().st_size, 16 << 20)
         diff_id = "sha256:" + self.run_("sha256sum", str(self.tar)).split()[0]
         with open(self.tar, "rb") as layer, open(self.image, "wb") as image:
-            convert(layer.fileno(), image.fileno(), "", diff_id, Limits())
+            convert(layer.fileno(), image.fileno(), "", diff_id, Limits(), ())
         check(self.image)
         extracted = self.directory / "extracted"
         extracted.mkdir(mode=0o755)

@@ -360,7 +360,7 @@ class EndTests(MachineCase):
             await until(self.looking if step == "looking" else self.unfinished, f"it is {step}")
             daemon.kill()
             daemon.wait()
-            await until(lambda: not self.sleepers(), "nobody looks at it any more", 5)
+            await until(lambda: not self.sleepers(), "nobody looks at it any more", 60)
             _, machine = await self.new_machine()
             self.assert_no_unfinished()
             self.assertEqual(self.files(), set())

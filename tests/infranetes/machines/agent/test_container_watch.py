@@ -279,6 +279,64 @@ class WatchTests(WatchCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
+class PauseTests(WatchCase):
+    """The VM sleeps, and is woken."""
+
+    def test_what_was_told_last_counts_and_nobody_asks(self) -> None:
+        self.agent.become("a", cri.CONTAINER_RUNNING)
+        self.watch.start()
+        self.watch.pause()
+        self.watch.pause()
+        self.assertIs(self.watch.reach, Reach.ASLEEP)
+        self.assertTrue(self.watch.unreachable)
+        self.assertFalse(self.watch.worth_waiting)
+        told = list(self.listener.told)
+        self.assertEqual(told.count(Reach.ASLEEP), 1)
+        self.agent.become("b", cri.CONTAINER_CREATED)
+        self.wait(120)  # by which one that is lost would be silent
+        self.assertEqual(self.listener.told, told)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_awake_it_is_asked_at_once(self) -> None:
+        self.watch.start()
+        self.watch.pause()
+        self.watch.resume()
+        self.watch.resume()
+        self.assertTrue(self.watch.live)
+        self.assertEqual(self.listener.told[-4:], [Reach.UNTRIED, "requested", [], Reach.LIVE])
+
+    def test_one_that_is_paused_from_the_beginning_starts_when_it_is_awake(self) -> None:
+        self.watch.pause()
+        self.watch.start()
+        self.assertEqual(self.agent.streams, [])
+        self.watch.resume()
+        self.assertTrue(self.watch.live)
+
+    def test_one_that_is_lost_as_it_falls_asleep_is_no_longer_troubled(self) -> None:
+        self.watch.start()
+        self.agent.go_away()
+        self.wait(7)
+        self.assertIs(self.watch.reach, Reach.UNREACHABLE)
+        self.watch.pause()
+        self.agent.away = False
+        self.wait(120)
+        self.assertIs(self.watch.reach, Reach.ASLEEP)
+        self.assertEqual(self.watch.trouble, "")
+        self.watch.resume()
+        self.assertTrue(self.watch.live)
+
+    def test_a_stopped_one_neither_pauses_nor_resumes(self) -> None:
+        self.watch.start()
+        self.watch.pause()
+        self.watch.stop()
+        told = list(self.listener.told)
+        self.watch.resume()
+        self.watch.pause()
+        self.wait(10)
+        self.assertEqual(self.listener.told, told)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+
 class HostileTests(WatchCase):
     """The agent sends more than it should."""
 

@@ -13,9 +13,10 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.machines import interface
-from infranetes.machines.agent import client, disks, firewall, layers, limits, nfs, size, volumes
+from infranetes.machines.agent import client, disks, firewall, keeping, layers, limits, nfs, size, volumes
 from infranetes.machines.agent.calls import CHUNK_BYTES, closing
 from infranetes.machines.agent.client import AgentClient
+from infranetes.machines.keeping import Adoption, Hook
 from infranetes.providers.interface import MemoryRange
 from infranetes_common.concurrency import start
 from infranetes_common.errors import (
@@ -155,6 +156,85 @@ class UnaryTests(RequestCase):
         self.asked(self.client.restore_memory(ranges), "RestoreMemory", restored, size._RESTORE_SECONDS)
         used = vmserver.UseProcessorsRequest(count=3)
         self.asked(self.client.use_processors(3), "UseProcessors", used, size._RESTORE_SECONDS)
+
+    def test_its_containers_are_held_and_go_on(self) -> None:
+        one = self.client
+        hooks = {"c1": Hook(("sync",), seconds=5.0), "c2": Hook(signal=12, seconds=0.5)}
+        said = vmserver.HoldRequest(volumes=["a", "b"], keep_secrets=True, seconds=20.0)
+        said.hooks["c1"].CopyFrom(vmserver.Hook(command=["sync"], seconds=5.0))
+        said.hooks["c2"].CopyFrom(vmserver.Hook(signal=12, seconds=0.5))
+        self.channel.answers["Hold"] = vmserver.HoldResponse(containers=["c1", "c2"])
+        call = one.hold(hooks, {"b", "a"}, keep_secrets=True, seconds=20.0)
+        held = self.asked(call, "Hold", said, 20.0 + keeping._MARGIN_SECONDS)
+        self.assertEqual(held, ["c1", "c2"])
+        self.asked(one.release(), "Release", vmserver.ReleaseRequest(), keeping.RELEASE_SECONDS)
+
+    def test_what_brought_secrets_is_overwritten_once_they_are_gone(self) -> None:
+        self.successResultOf(start(self.client.hold({}, {"v1"}, seconds=20.0)))
+        self.assertEqual([name for name, *_ in self.channel.calls], ["Hold", "PutVolume", "RemoveVolume"])
+        _, (header, entry, *data), _ = self.channel.calls[1]
+        sent = b"".join(each.change.data for each in data)
+        self.assertEqual(sent, bytes(entry.change.entry.size))
+        self.assertGreaterEqual(len(sent), 2 * 128 * 4096)
+        self.assertEqual(header.header.id, self.channel.calls[2][1].id)
+        self.channel.calls.clear()
+        self.successResultOf(start(self.client.hold({}, [], seconds=20.0)))
+        self.assertEqual([name for name, *_ in self.channel.calls], ["Hold"])
+
+    def test_who_holds_a_container_that_cant_be_or_one_twice_is_not_believed(self) -> None:
+        for ids in (["c1", "c1"], ["../c1"], [""]):
+            self.channel.answers["Hold"] = vmserver.HoldResponse(containers=ids)
+            self.failureResultOf(start(self.client.hold({}, [], seconds=1.0)), InvalidArgument)
+
+    def test_a_hook_is_a_command_or_a_signal(self) -> None:
+        for wrong in (
+            {},
+            {"command": ("a",), "signal": 1},
+            {"signal": 65},
+            {"signal": -1},
+            {"signal": 1, "seconds": 0.0},
+            {"signal": 1, "seconds": 601.0},
+            {"signal": 1, "seconds": float("nan")},
+        ):
+            self.assertRaises(ValueError, Hook, **cast(Any, wrong))
+
+    def test_kept_containers_are_adopted(self) -> None:
+        config, sandbox = cri.ContainerConfig(working_dir="/"), cri.PodSandboxConfig(hostname="web")
+        hook = Hook(("reseed",), seconds=3.0)
+        adoptions = [Adoption("old1", "new1", config, hook), Adoption("old2", "new2", config)]
+        volumes = {"v2": "w2", "v1": "w1"}
+        said = vmserver.AdoptRequest(
+            containers=[
+                vmserver.Adoption(
+                    old_id="old1",
+                    new_id="new1",
+                    config=config,
+                    hook=vmserver.Hook(command=["reseed"], seconds=3.0),
+                ),
+                vmserver.Adoption(old_id="old2", new_id="new2", config=config),
+            ],
+            volumes=[
+                vmserver.AdoptedVolume(old_id="v1", new_id="w1"),
+                vmserver.AdoptedVolume(old_id="v2", new_id="w2"),
+            ],
+            sandbox_config=sandbox,
+        )
+        states = [vmserver.ContainerState(id=id, state=cri.CONTAINER_CREATED) for id in ("new1", "new2")]
+        self.channel.answers["Adopt"] = vmserver.AdoptResponse(containers=states)
+        call = self.client.adopt(adoptions, volumes, sandbox)
+        self.assertEqual(self.asked(call, "Adopt", said, keeping.ADOPT_SECONDS), states)
+
+    def test_who_adopts_others_too_few_or_in_no_state_is_not_believed(self) -> None:
+        adoption = Adoption("old", "new", cri.ContainerConfig())
+        for states in (
+            [],
+            [vmserver.ContainerState(id="old")],
+            [vmserver.ContainerState(id="new", state=cri.CONTAINER_UNKNOWN)],
+            [vmserver.ContainerState(id="new")] * 2,
+        ):
+            self.channel.answers["Adopt"] = vmserver.AdoptResponse(containers=states)
+            call = self.client.adopt([adoption], {}, cri.PodSandboxConfig())
+            self.failureResultOf(start(call), InvalidArgument)
 
     def test_the_pods_network_takes_packets_no_longer_than_the_node_said(self) -> None:
         request = vmserver.JoinPodNetworkRequest(mtu=1400)

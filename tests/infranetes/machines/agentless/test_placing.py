@@ -141,6 +141,12 @@ class ScriptTests(PlacingCase):
         self.assertIn(str(self.directory), str(error))
         self.assertEqual((self.top / "a").read_text(), "no directory")
 
+    def test_a_path_with_quota_in_it_is_no_full_disk(self) -> None:
+        self.top.mkdir(parents=True)
+        (self.top / "quota").write_text("no directory")
+        self.directory = self.top / "quota" / "secrets"
+        self.assertRaises(FailedPrecondition, self.put, files(a="1"))
+
 
 @needs_programs("busybox")
 class BusyboxScriptTests(ScriptTests):

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 from twisted.internet.defer import Deferred
 
+from infranetes.cri.validate import FOREVER
 from infranetes.machines.agent.limits import PURGES
 from infranetes.pods.containers.stop import STOP_DRAIN_SECONDS
 from infranetes.pods.store.states import ContainerState, SandboxState
@@ -23,6 +24,7 @@ from infranetes_common.errors import (
     Unavailable,
 )
 from infranetes_common.wire import cri, vmserver
+from tests.infranetes.cri.support import NO_CALL
 from tests.infranetes.pods.case import ContainersTestCase
 from tests.infranetes.pods.fakes import box
 
@@ -50,6 +52,13 @@ class LifeTests(ContainersTestCase):
             failure = self.failureResultOf(start(self.world.containers.start(made)), FailedPrecondition)
             self.assertIn(words, str(failure.value))
             self.do(self.world.containers.stop(made, 0))
+
+    def test_a_grace_period_is_as_long_as_kubernetes_likes_and_less_than_none_is_none(self) -> None:
+        for asked, given in ((30 * 86400, 30 * 86400), (2**63 - 1, FOREVER), (-1, 0)):
+            made = self.run_container(box(f"of {asked}"))
+            request = cri.StopContainerRequest(container_id=made, timeout=asked)
+            self.do(self.world.container_calls.StopContainer(request, NO_CALL))
+            self.assertIn((f"stop {given}", made), self.agent.calls)
 
     def test_what_is_being_started_is_not_started_again(self) -> None:
         made = self.create()
@@ -87,6 +96,39 @@ class LifeTests(ContainersTestCase):
             (ContainerState.EXITED, 128, "StartError", "no process can be had"),
         )
         self.assertEqual(record.started_at, record.finished_at)
+
+    def test_one_whose_log_can_not_be_made_is_not_started_and_says_so(self) -> None:
+        made = self.create()
+        starts: list[str] = []
+
+        async def start_noted(id: str) -> Any:
+            starts.append(id)
+            raise Unavailable("the connection is lost")
+
+        self.patch(self.agent, "start", start_noted)
+        self.patch(self.agent, "stop", self.stop_created)
+        self.world.logs.refusal = FailedPrecondition("the log /l/0.log can't be made: Not a directory")
+        failure = self.failureResultOf(start(self.world.containers.start(made)), FailedPrecondition)
+        self.assertEqual(str(failure.value), "the log /l/0.log can't be made: Not a directory")
+        record = self.kept(made)
+        self.assertEqual((record.state, record.exit_code), (ContainerState.EXITED, 128))
+        self.assertEqual((record.reason, record.message), ("StartError", str(failure.value)))
+        self.assertEqual(starts, [])
+
+    def test_one_that_may_run_already_is_not_ended_for_its_log(self) -> None:
+        made = self.create()
+        begin = self.agent.start
+
+        async def lose(id: str) -> Any:
+            raise Unavailable("the connection is lost")
+
+        self.patch(self.agent, "start", lose)
+        self.failureResultOf(start(self.world.containers.start(made)), Unavailable)
+        self.patch(self.agent, "start", begin)
+        self.world.logs.refusal = FailedPrecondition("the log /l/0.log can't be made: Not a directory")
+        self.do(self.world.containers.start(made))
+        self.assertEqual(self.kept(made).state, ContainerState.RUNNING)
+        self.assertEqual(self.world.logs.prepared, [made])
 
     def refused(self, made: str, stopped: Any) -> Any:
         """Have the agent refuse a start, and answer the stop that follows so. Return the record."""

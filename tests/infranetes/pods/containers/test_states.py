@@ -106,12 +106,12 @@ class SlowAgent(FakeAgent):
                 self.become(asked.id, EXITED, finished_at=7, reason="Completed")
                 asked.result = self.copy(asked.id)
 
-    def copy(self, id: str) -> Any:
+    def copy(self, id: str) -> vmserver.ContainerState:
         copy = vmserver.ContainerState()
         copy.CopyFrom(self.containers[id])
         return copy
 
-    def become(self, id: str, state: int, **fields: Any) -> Any:
+    def become(self, id: str, state: cri.ContainerState, **fields: object) -> vmserver.ContainerState:
         known = self.containers.setdefault(id, vmserver.ContainerState(id=id, created_at=5))
         known.state = state
         for name, value in fields.items():

@@ -161,6 +161,21 @@ class OrderTests(StartsCase):
         self.run_container(first, "side")
         self.assertEqual(self.counts, (1, 0))
 
+    def test_further_containers_have_no_place(self) -> None:
+        first = self.successResultOf(self.begin("first"))
+        self.run_container(first)
+        self.successResultOf(self.create(first, "side"))
+        self.assertEqual(self.counts, (0, 0))
+
+    def test_the_removal_of_one_of_several_containers_does_not_end_the_start(self) -> None:
+        first = self.successResultOf(self.begin("first"))
+        for name in ("one", "two"):
+            made = self.successResultOf(self.create(first, name))
+        self.begin("second")
+        self.do(self.world.containers.remove(made))
+        self.assertEqual(self.launched(), ["first"])
+        self.assertEqual(self.counts, (1, 1))
+
     def test_a_container_that_ends_at_once_ends_the_start_too(self) -> None:
         first = self.successResultOf(self.begin("first"))
         second = self.begin("second")
@@ -230,7 +245,7 @@ class BoundsTests(StartsCase):
         async def hang(id: str) -> None:
             await Deferred()
 
-        self.world.agents[first].start = hang  # type: ignore[method-assign]
+        self.patch(self.world.agents[first], "start", hang)
         start(self.world.containers.start(made)).addErrback(lambda _: None)
         self.begin("second")
         self.world.wait(CONTAINER_SECONDS - 1)
@@ -373,6 +388,15 @@ class EndTests(StartsCase):
         self.successResultOf(self.first)
         self.provider.end(self.sandbox("first").record.instance_id, "killed")
         self.assertSecondLaunched()
+
+    def test_a_stop_ends_the_starts_of_each_provider(self) -> None:
+        another = BoundingProvider(self.world)
+        another.name = "another"
+        other = self.world.node.providers.add(another)  # type: ignore[arg-type]
+        other.starts.take("its pod", 1000.0)
+        self.assertEqual(other.starts.under_way, 1)
+        self.world.stop()
+        self.assertEqual((self.world.side.starts.under_way, other.starts.under_way), (0, 0))
 
     def test_the_daemon_stops_while_pods_wait(self) -> None:
         self.world.stop()

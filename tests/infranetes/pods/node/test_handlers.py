@@ -19,6 +19,7 @@ from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SandboxState
 from infranetes.providers.hypervisor import IBootsImages
 from infranetes.providers.interface import Instance, InstanceState, Size
+from infranetes.providers.tenants import Tenant, Tenants
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
 from infranetes_common.wire import cri
@@ -463,3 +464,63 @@ class PoolTests(MixedCase):
         )  # fmt: skip
         self.failureResultOf(self.world.store.claim(wrong), FailedPrecondition)
         self.assertEqual(self.tokens(), [record.token])
+
+
+class Acme(FakeProvider):
+    """A tenant of the node's own provider."""
+
+    name = "fake/acme"
+
+
+class TenantNode(FakeNode):
+    """A node whose provider has a tenant, which lists the namespace `acme`, and a pool of its own."""
+
+    def __init__(self, **times: Any) -> None:
+        self.acme = Acme(self)
+        super().__init__(**times)
+
+    def made(self) -> None:
+        self.tenant = self.node.providers.add(self.acme)  # type: ignore[arg-type]
+        self.tenant.trouble = ""
+        self.tenant.ready.succeed(None)
+        self.node.handlers.tenants = {"fake": Tenants("fake", (Tenant("acme", ("acme",)),))}
+        self.node.handlers.by_name["acme"] = Handler("acme", self.tenant, tenant="acme")
+
+
+class TenantTests(PodsTestCase):
+    """A pod's VM is its tenant's."""
+
+    world: TenantNode
+
+    def make_world(self) -> TenantNode:
+        return TenantNode()
+
+    def of(self, namespace: str, handler: str = "") -> str:
+        config = pod(f"of-{namespace}", f"uid-{namespace}-{handler}")
+        config.metadata.namespace = namespace
+        id: str = self.successResultOf(self.start(config, handler))
+        provider: str = self.record(id).provider
+        return provider
+
+    def test_by_its_namespace_or_its_handler_and_the_record_says_so(self) -> None:
+        found = self.of("default"), self.of("acme"), self.of("acme", "acme")
+        self.assertEqual(found, ("fake", "fake/acme", "fake/acme"))
+        self.assertEqual((len(self.world.provider.instances), len(self.world.acme.instances)), (1, 2))
+
+    def test_a_pod_that_may_not_be_of_it_is_refused_before_anything_is_made(self) -> None:
+        self.failureResultOf(self.start(pod("stray", "u9"), "acme"), InvalidArgument)
+        self.assertEqual(self.world.acme.instances, {})
+        self.assertNothingLeft()
+
+    def test_the_nodes_pool_has_no_vm_for_it(self) -> None:
+        handlers = self.world.node.handlers
+        self.assertIs(handlers.pool_for(handlers.chosen("", "default", {})), self.world.node.pools.own)
+        self.assertIsNone(handlers.pool_for(handlers.chosen("", "acme", {})))
+
+    def test_a_tenant_whose_provider_does_not_start_stops_no_other_pod(self) -> None:
+        self.world.tenant.trouble = "no credentials"
+        config = pod("web", "u1")
+        config.metadata.namespace = "acme"
+        error = self.failureResultOf(self.start(config), Unavailable)
+        self.assertEqual(str(error.value), "provider fake/acme is not ready: no credentials")
+        self.assertEqual(self.of("default"), "fake")

@@ -19,7 +19,7 @@ from infranetes.pods.vm.vm_request import vm_request
 from infranetes.providers.interface import Attachment
 from infranetes_common.concurrency import replace_file, start
 from infranetes_common.errors import FailedPrecondition, Unavailable
-from infranetes_common.wire import cri
+from infranetes_common.wire import cri, vmserver
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import FakeNode, box
 from tests.support.threads import in_this_thread
@@ -41,6 +41,8 @@ class Recorder(PodFeature):
         self.where = ""
         self.joined: Attachment | None = None
         self.says = ""
+        self.kept: Path | None = None
+        self.gives: vmserver.ContainerState | None = None
 
     def note(self, hook: str) -> None:
         self.calls.append(f"{hook} {self.name}")
@@ -117,6 +119,25 @@ class Recorder(PodFeature):
     async def collect(self, container: Container) -> str:
         await self.wait("collect")
         return self.says
+
+    async def hold_still(self, sandbox: Sandbox) -> list[str]:
+        await self.wait("hold_still")
+        return [f"volume {self.name}"]
+
+    async def go_on(self, sandbox: Sandbox) -> None:
+        await self.wait("go_on")
+
+    async def volumes_of(self, container: Container) -> dict[str, str]:
+        await self.wait("volumes_of")
+        return {f"/{self.name}": f"volume {self.name}"}
+
+    async def start_from(self, sandbox: Sandbox) -> Path | None:
+        return self.kept
+
+    async def adopted(
+        self, container: Container, config: cri.ContainerConfig
+    ) -> vmserver.ContainerState | None:
+        return self.gives
 
     def unwritten(self, container: Container) -> str:
         self.note("unwritten")
@@ -230,6 +251,27 @@ class LifeTests(HooksCase):
         [spec] = self.world.provider.specs
         self.assertEqual((spec.request.zone, spec.request.attachment), ("east", self.b.joined))
         self.assertNotIn("zone b", self.called())
+
+    def test_the_first_that_has_a_kept_state_or_container_counts(self) -> None:
+        self.a.kept, self.b.kept = None, Path("/kept/b")
+        sandbox = self.run_pod()
+        self.assertEqual(self.world.provider.specs[-1].kept, Path("/kept/b"))
+        self.a.gives = vmserver.ContainerState(id="of a", state=cri.CONTAINER_CREATED, created_at=7)
+        self.b.gives = vmserver.ContainerState(id="of b", state=cri.CONTAINER_CREATED, created_at=9)
+        container = self.do(self.world.containers.create(sandbox, box()))
+        self.assertEqual(self.world.node.inventory.containers[container].record.created_at, 7)
+        self.assertEqual(self.world.agents[sandbox].created, [])
+
+    def test_a_pod_that_is_kept_goes_on_in_all_of_them_backwards_though_one_fails(self) -> None:
+        sandbox, id = self.running()
+        one = self.world.node.inventory.sandboxes[sandbox]
+        features = self.world.node.features
+        self.assertEqual(self.do(features.hold_still(one)), {"volume a", "volume b"})
+        container = self.world.node.inventory.containers[id]
+        self.assertEqual(self.do(features.volumes_of(container)), {"/a": "volume a", "/b": "volume b"})
+        self.b.failing["go_on"] = Unavailable("no")
+        self.failureResultOf(start(features.go_on(one)), Unavailable)
+        self.assertEqual(self.called(), both("hold_still", "volumes_of") + both("go_on", backwards=True))
 
     def test_of_a_vm_that_exists_neither_is_asked_for(self) -> None:
         self.a.where, self.b.joined = "east", Attachment(Path("/run/netns/b"))
@@ -378,10 +420,10 @@ class DaemonTests(HooksCase):
 
 
 class ExampleTests(PodsTestCase):
-    """The feature that docs/architecture.md has as an example works as it says."""
+    """The feature that docs/ways.md has as an example works as it says."""
 
     def test_each_pod_that_is_ready_has_its_file_until_its_address_is_free(self) -> None:
-        page = Path(__file__).resolve().parents[4] / "docs" / "architecture.md"
+        page = Path(__file__).resolve().parents[4] / "docs" / "ways.md"
         way = page.read_text().split("\n## A feature's way\n")[1]
         code = way.split("```python\n")[1].split("```")[0]
         names: dict[str, Any] = {

@@ -14,6 +14,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import TestCase
 
+from infranetes.pods.node import logs as logs_module
 from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes.pods.node.logs import LONGEST_SECONDS, Logs, log_file, wait_while_advancing
 from infranetes.pods.store.records import ContainerRecord, LogPosition, SandboxRecord
@@ -152,6 +153,38 @@ class LogsTests(TestCase):
         last.record = last.record.to(ContainerState.EXITED)
         await self.logs.drain(last)
         self.assertIsNone(last.pump)
+
+    async def test_it_is_made_before_the_start_or_the_start_is_told_why_not(self) -> None:
+        await self.logs.prepare(self.make("new/0.log"))
+        self.assertEqual((self.directory / "new/0.log").read_bytes(), b"")
+        await self.logs.prepare(self.make(""))
+        (self.directory / "file").touch()
+        (self.directory / "directory.log").mkdir()
+        (self.directory / "link.log").symlink_to("/dev/null")
+        for path, reason in (
+            ("file/0.log", "Not a directory"),
+            ("directory.log", "Is a directory"),
+            ("link.log", "Too many levels of symbolic links"),
+        ):
+            with self.assertRaises(FailedPrecondition) as caught:
+                await self.logs.prepare(self.make(path))
+            self.assertIn(f"the log {self.directory / path} can't be made: {reason}", str(caught.exception))
+
+    async def test_a_full_disk_or_one_that_hangs_holds_up_no_start(self) -> None:
+        for error in (ResourceExhausted("the disk is full"), DeadlineExceeded("5 s")):
+
+            async def fails(*_: object, error: Exception = error) -> None:
+                raise error
+
+            self.patch(logs_module, "make_file", fails)
+            await self.logs.prepare(self.container)
+        self.patch(logs_module, "OPEN_SECONDS", 0.01)
+
+        async def hangs(*_: object) -> None:
+            await Deferred()
+
+        self.patch(logs_module, "make_file", hangs)
+        await self.logs.prepare(self.container)
 
     async def test_without_a_path_or_a_vm_there_is_none_and_nobody_waits_for_it(self) -> None:
         unlogged, gone = self.make(""), self.make("gone.log")

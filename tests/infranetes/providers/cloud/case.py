@@ -41,6 +41,7 @@ class CloudCase(WorldCase):
     quota: ClassVar[str]  # a part of the message about a full quota
     families: ClassVar[tuple[str, str]]  # the cheapest sizes of two families with separate quotas
     asked_again: ClassVar[int] = 2  # how often a launch is repeated whose answer is lost twice
+    looks_alone: ClassVar[bool] = False  # whether a VM that boots is looked at by its id, not by a list
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -122,6 +123,7 @@ class GcpCase(CloudCase):
     provider_name = "gcp"
     launch_action, destroy_action, list_action = "launch", "destroy", "list instances"
     cheapest, large, quota = ("e2-micro", "e2-small"), "e2-standard-4", "quotaExceeded"
+    looks_alone = True
     families = ("e2-micro", "n2-standard-2")
     world: SimulatedGce
 
@@ -155,6 +157,7 @@ class AzureCase(CloudCase):
     provider_name = "azure"
     launch_action, destroy_action, list_action = "launch", "destroy", "list VMs"
     cheapest, large, quota = ("Standard_B1s", "Standard_B2s"), "Standard_D4s_v5", "OperationNotAllowed"
+    looks_alone = True
     families = ("Standard_B1s", "Standard_D2s_v5")
     world: SimulatedAzure
 
@@ -168,6 +171,9 @@ class AzureCase(CloudCase):
     async def finish(self) -> None:
         await super().finish()
         self.assertEqual(set(self.world.malformed), set())
+
+    def is_list(self, call: Call) -> bool:
+        return call["Action"] in ("list VMs", "list states", "list resources")
 
     def zones(self) -> Sequence[str]:
         return azure_resources.ZONES

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import attrs
 
+from infranetes.providers.cloud.provider import CloudProvider
 from infranetes.providers.interface import Instance, InstanceState, Size
 from infranetes_common.errors import (
     DeadlineExceeded,
@@ -43,7 +44,7 @@ class PassingFaults(FaultCase):
 
     async def test_a_retry_after_is_honoured_if_the_driver_tells_it(self) -> None:
         provider = await self.started()
-        self.world.faults.add(FaultKind.THROTTLE, self.list_action, times=1, retry_after=1.0)
+        self.world.faults.add(FaultKind.THROTTLE, only=self.is_list, times=1, retry_after=1.0)
         begun = time.monotonic()
         await self.within(provider.list())
         if self.tells_retry_after:
@@ -65,6 +66,25 @@ class PassingFaults(FaultCase):
         self.assertEqual(len(self.launches()), self.asked_again + 1)
         self.assertEqual(len({self.key(one) for one in self.launches()}), 1)
 
+    async def test_the_end_of_a_vm_is_noticed_when_its_agent_falls_silent(self) -> None:
+        """The next list would show it in an hour."""
+        self.settings.update(watch_seconds=3600.0, doubt_seconds=0.5)
+        provider = await self.started()
+        assert isinstance(provider, CloudProvider)
+        ended: list[Instance] = []
+        provider.watch(ended.append)
+        instance, other = [await self.running(provider, self.spec()) for _ in range(2)]
+        provider.agent_heard(instance.id, True)
+        self.world.faults.add(FaultKind.THROTTLE, share=0.3)
+        self.world.end(instance.id)
+        provider.agent_heard(instance.id, False)
+        await self.until(lambda: ended, "its end is noticed")
+        self.assertEqual([(one.id, one.state) for one in ended], [(instance.id, InstanceState.ENDED)])
+        self.world.faults.clear()
+        for one in (instance, other):
+            await self.within(provider.destroy(one.id))
+        self.assertEqual(self.world.holdings(), [])
+
     async def test_lists_that_lack_a_new_vm(self) -> None:
         provider = await self.started()
         await self.within(provider.list())
@@ -72,9 +92,10 @@ class PassingFaults(FaultCase):
         spec = self.spec()
         launched = await self.within(provider.launch(spec))
         self.assertEqual([one.id for one in await self.within(provider.list())], [launched.id])
-        await self.refused(DeadlineExceeded, provider.wait_running(launched.id, 0.5))
-        self.assertEqual((await self.within(provider.launch(spec))).id, launched.id)
-        self.world.faults.rules.remove(stale)
+        if not self.looks_alone:
+            await self.refused(DeadlineExceeded, provider.wait_running(launched.id, 0.5))
+            self.assertEqual((await self.within(provider.launch(spec))).id, launched.id)
+            self.world.faults.rules.remove(stale)
         instance = await self.within(provider.wait_running(launched.id, self.boot_timeout))
         await self.within(provider.destroy(instance.id))
 
@@ -244,7 +265,9 @@ class LastingFaults(FaultCase):
         self.settings["retry_seconds"] = 1.0
         provider = await self.started()
         self.world.faults.add(FaultKind.ERROR)
-        await self.refused(Unavailable, provider.list())
+        # A busy machine tries too few times in that while for the circuit to open at once.
+        while "does not answer" not in str(await self.refused(Unavailable, provider.list())):
+            pass
         before = len(self.world.requests)
         for _ in range(5):
             error = await self.refused(Unavailable, provider.list())

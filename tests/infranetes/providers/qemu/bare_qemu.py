@@ -63,7 +63,9 @@ class BareQemuCase(_Base):
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
         record = VmRecord(token, "sandbox", "cluster", "node", "10.0.0.2", 1.0, phase=Phase.READY)
-        vm = Vm(record, VmPaths(self.sockets / "none", directory, QemuUser(0, 0)))
+        files = self.sockets / f"{record.token}-files"
+        files.mkdir(exist_ok=True)
+        vm = Vm(record, VmPaths(files, directory, QemuUser(0, 0)))
         self.watch_process(vm)
         return vm
 

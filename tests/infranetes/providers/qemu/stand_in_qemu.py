@@ -28,6 +28,15 @@ BY_PORT = "by-port"  # likewise: agents are called by their own ports
 PORT = 4242  # where its agent says that it listens otherwise
 QEMU = "/usr/bin/qemu-system-x86_64"
 TUNGETIFF = 0x800454D2
+REFUSED = b"what no QEMU takes"  # the beginning of a state
+ANSWERS: dict[str, object] = {
+    "query-version": {"qemu": {"major": 7, "minor": 2, "micro": 0}},
+    "query-memory-size-summary": {"base-memory": 256 << 20},
+    "query-memory-devices": [],
+    "query-kvm": {"enabled": False},
+    "query-hotpluggable-cpus": [],
+    "query-fdsets": [],
+}
 GREETING = {"QMP": {"version": {"qemu": {"major": 7, "minor": 2, "micro": 0}}, "capabilities": []}}
 
 
@@ -77,6 +86,9 @@ class Monitor:
         self._listener = socket.socket(fileno=QMP)
         self._client: socket.socket
         self._passed: list[int] = []
+        self._migration = "completed"
+        self._runs = False
+        self._devices: list[str] = []
 
     def serve(self) -> None:
         """Serve one client after the other."""
@@ -106,23 +118,49 @@ class Monitor:
     def _handle(self, name: str, arguments: dict[str, Any], number: int) -> None:
         answer: object = {}
         if name == "cont":
+            self._runs = True
             self._guest.executes.set()
         elif name == "query-migrate":
-            answer = {"status": "completed"}
+            answer = {"status": self._migration}
+        elif name == "add-fd":
+            answer = {"fdset-id": 20}
         elif name == "migrate":
-            os.write(self._passed.pop(), b"the state of a stand-in")
+            self._migrate()
+        elif name == "migrate-continue":
+            self._migration = "completed"
+        elif name == "stop":
+            self._runs = False
+        elif name in ANSWERS:
+            answer = ANSWERS[name]
+        elif name == "query-status":
+            answer = {"running": self._runs, "status": "running" if self._runs else "paused"}
+        elif name == "query-named-block-nodes":
+            answer = [{"node-name": "disk", "ro": False, "image": {"virtual-size": 20 << 30}}]
+        elif name == "qom-list":
+            answer = [{"name": each} for each in self._devices]
         self._send({"return": answer, "id": number})
         if name == "migrate-incoming":
-            whole = os.fstat(STATE).st_size > 0
-            self._event("MIGRATION", status="completed" if whole else "failed")
+            found = os.pread(STATE, len(REFUSED), 0)
+            self._event("MIGRATION", status="failed" if found in (b"", REFUSED) else "completed")
+            if found == REFUSED:
+                os._exit(1)
         elif name == "block_resize":
             os.write(CONSOLE, (json.dumps({name: arguments["size"]}) + "\n").encode())
         elif name == "device_add":
+            self._devices.append(arguments["id"])
             os.write(CONSOLE, (json.dumps({name: arguments["id"]}) + "\n").encode())
             self._event("ACPI_DEVICE_OST", info={"device": arguments["id"], "source": 1, "status": 0})
         elif name == "quit":
             self._event("SHUTDOWN", guest=False, reason="host-qmp-quit")
             os._exit(0)
+
+    def _migrate(self) -> None:
+        """Write a state; a pipe's gets its end with `migrate-continue`."""
+        file = self._passed.pop()
+        os.write(file, b"the state of a stand-in")
+        if stat.S_ISFIFO(os.fstat(file).st_mode):
+            self._migration = "pre-switchover"
+        os.close(file)
 
     def _event(self, name: str, **data: object) -> None:
         self._send({"event": name, "data": data, "timestamp": {"seconds": 0, "microseconds": 0}})

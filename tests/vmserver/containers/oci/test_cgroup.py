@@ -47,6 +47,48 @@ class CgroupTests(SynchronousTestCase):
         group = Cgroup("/pods/c1", self.root)
         self.assertEqual((group.oom_kills(), group.unified), (3, None))
 
+    def test_version_2_freezes_and_tells_when_all_rest(self) -> None:
+        self.write("cgroup.controllers")
+        self.write("pods/c1/cgroup.freeze", "0")
+        self.write("pods/c1/cgroup.events", "populated 1\nfrozen 0\n")
+        group = Cgroup("/pods/c1", self.root)
+        group.freeze()
+        self.assertEqual((self.root / "pods/c1/cgroup.freeze").read_text(), "1")
+        self.assertFalse(group.is_frozen)
+        self.write("pods/c1/cgroup.events", "populated 1\nfrozen 1\n")
+        self.assertTrue(group.is_frozen)
+        group.thaw()
+        self.assertEqual((self.root / "pods/c1/cgroup.freeze").read_text(), "0")
+
+    def test_version_1_freezes_too(self) -> None:
+        self.write("freezer/cgroup.procs")
+        self.write("freezer/pods/c1/freezer.state", "THAWED")
+        group = Cgroup("/pods/c1", self.root)
+        self.assertFalse(group.is_frozen)
+        group.freeze()
+        self.assertTrue(group.is_frozen)
+        self.write("freezer/pods/c1/freezer.state", "FREEZING\n")
+        self.assertFalse(group.is_frozen)
+
+    def test_one_that_is_gone_rests(self) -> None:
+        for version in ("cgroup.controllers", "freezer/cgroup.procs"):
+            self.write(version)
+            group = Cgroup("/pods/c9", self.root)
+            group.freeze()
+            group.thaw()
+            self.assertTrue(group.is_frozen)
+            (self.root / version).unlink()
+
+    def test_commands_in_it_are_killed_and_nothing_else(self) -> None:
+        self.write("cgroup.controllers")
+        for path in ("pods/c1", "pods/c1/exec-ab", "pods/c1/own"):
+            self.write(f"{path}/cgroup.kill")
+        Cgroup("/pods/c1", self.root).kill_commands()
+        said = [
+            (self.root / "pods/c1" / path / "cgroup.kill").read_text() for path in (".", "exec-ab", "own")
+        ]
+        self.assertEqual(said, ["", "1", ""])
+
     def test_killing_is_asked_of_the_kernel_where_it_can(self) -> None:
         self.write("cgroup.controllers")
         self.write("pods/c1/cgroup.kill")

@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
-from infranetes_common.processes import oom_score_adj
+from infranetes_common.processes import oom_score_adj, start_ticks
 from tests.contract.container_sessions import living
 from tests.support.crun import CGROUPS
 from tests.vmserver.containers.oci.case import CONMONS, CrunCase, reactor
@@ -115,6 +115,22 @@ class ConmonTests(CrunCase):
         made = await self.started("sh", "-c", 'x=xxxxxxxx; while :; do x="$x$x"; done', memory=24 * MIB)
         exit = await self.end(made)
         self.assertEqual((exit.code, exit.oom_killed), (137, True))
+
+    async def test_who_killed_it_is_known_to_another_agent(self) -> None:
+        greedy = "dd if=/dev/zero of=/dev/null bs=64M; exec sleep 600"
+        made = await self.started("sh", "-c", greedy, memory=24 * MIB)
+        assert made.watch is not None
+        made.watch.close()
+        status = self.crun.status(made.container.id)
+        assert status is not None
+        assert status.cgroup is not None
+        await self.until(status.cgroup.oom_kills, "a process was killed for its memory")
+        await self.conmon.kill(made.container)
+        await self.until((made.container.bundle / "exit").exists, "it has ended")
+        await self.until(lambda: start_ticks(made.process.conmon) == 0, "and so has conmon")
+        exit = Conmon(reactor, self.crun, group=CONMONS).find(made.container)
+        assert isinstance(exit, Exit)
+        self.assertEqual((exit.code, exit.oom_killed), (137, False))
 
     async def test_conmon_is_protected_and_the_container_is_not(self) -> None:
         made = await self.started("sleep", "600", score=321)

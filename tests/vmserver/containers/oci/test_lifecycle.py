@@ -15,14 +15,22 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.concurrency import start
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from infranetes_common.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    Unavailable,
+)
 from infranetes_common.reactors import installed
 from infranetes_common.wire import cri
 from infranetes_common.wire import vmserver as messages
 from tests.support.threads import in_this_thread
+from vmserver.containers.hooks import Hook
 from vmserver.containers.oci import index as index_module
 from vmserver.containers.oci import lifecycle as module
 from vmserver.containers.oci import record as records
+from vmserver.containers.oci import state as states
 from vmserver.containers.oci.conmon import CannotRun, Exit, Process
 from vmserver.containers.oci.container import OciContainer
 from vmserver.containers.oci.index import ContainerIndex
@@ -116,6 +124,15 @@ class Machine:
     def close(self) -> None:
         self.calls.append("close")
 
+    async def freeze(self, ids: list[str]) -> None:
+        self._call("freeze")
+
+    async def thaw(self, ids: list[str]) -> None:
+        self._call("thaw")
+
+    async def tell(self, container: OciContainer, hook: object) -> None:
+        self._call("tell")
+
 
 class LifecycleTests(SynchronousTestCase):
     def setUp(self) -> None:
@@ -134,7 +151,7 @@ class LifecycleTests(SynchronousTestCase):
         self.index.watch(lambda state: self.told.append(state.state), lambda id: self.told.append(-1))
         every: Any = self.machine
         clock: Any = self.clock
-        self.lifecycle = Lifecycle(clock, self.index, every, every, every, every, every)
+        self.lifecycle = Lifecycle(clock, self.index, every, every, every, every, every, every)
         self.container = self.index.new(OciRecord(messages.ContainerState(id="c1"), cri.ContainerConfig()))
         self.container.directory.mkdir(parents=True)
         self.successResultOf(start(self.index.add(self.container)))
@@ -229,6 +246,9 @@ class LifecycleTests(SynchronousTestCase):
             (Phase.RUNNING, Exit(4, 10, oom_killed=False), Phase.EXITED, ["discard", "unmount"]),
             (Phase.RUNNING, None, Phase.EXITED, ["discard", "unmount"]),
             (Phase.STARTING, Exit(4, 10, oom_killed=False), Phase.EXITED, ["discard", "unmount"]),
+            (Phase.KEPT, PROCESS, Phase.KEPT, ["freeze"]),
+            (Phase.GIVEN, PROCESS, Phase.GIVEN, ["freeze"]),
+            (Phase.GIVEN, Exit(4, 10, oom_killed=False), Phase.EXITED, ["discard", "unmount"]),
             (Phase.ENDED, None, Phase.EXITED, ["discard", "unmount"]),
             (Phase.EXITED, None, Phase.EXITED, []),
         ):
@@ -238,6 +258,70 @@ class LifecycleTests(SynchronousTestCase):
             self.successResultOf(start(self.index.note(self.container)))
             self.assertEqual((self.recovered(phase), self.machine.calls), (then, calls), phase)
             self.assertEqual(len(self.machine.watches), found is PROCESS)
+
+    def given(self, hook: Hook | None = None) -> None:
+        """Make it one that ran in a pod that was kept, and that this pod was given."""
+        self.successResultOf(self.started())
+        states.kept(self.container.record)
+        self.container.quiet = True
+        config = cri.ContainerConfig()
+        self.successResultOf(start(self.index.give(self.container, "c2", config, hook, 5)))
+        self.machine.calls.clear()
+        self.machine.status_ = Status(waiting=False)
+        self.told.clear()
+
+    def test_a_container_that_was_given_goes_on_when_it_is_started(self) -> None:
+        self.given(Hook(("reseed",), 0, 1.0))
+        self.assertEqual((self.phase(), self.state().state), (Phase.GIVEN, cri.CONTAINER_CREATED))
+        self.successResultOf(self.started())
+        self.assertEqual(self.machine.calls, ["thaw", "tell"])
+        self.assertEqual((self.phase(), self.state().id), (Phase.RUNNING, "c2"))
+        self.assertIsNone(self.container.record.hook)
+        self.assertEqual(self.told, [cri.CONTAINER_RUNNING])
+
+    def test_a_start_that_was_cut_short_runs_its_hook_again(self) -> None:
+        self.given(Hook(("reseed",), 0, 1.0))
+        states.starting(self.container.record, 9)
+        self.successResultOf(start(self.index.save(self.container)))
+        recorded = records.load(self.container.directory)
+        assert recorded is not None
+        self.assertEqual((recorded.hook, recorded.engine_id), (Hook(("reseed",), 0, 1.0), "c1"))
+        self.assertEqual(self.recovered(Phase.STARTING), Phase.RUNNING)
+        self.assertEqual(self.machine.calls, ["thaw", "tell"])
+
+    def test_one_whose_hook_fails_is_ended(self) -> None:
+        self.given(Hook(("reseed",), 0, 1.0))
+        self.machine.failing = {"tell": FailedPrecondition("ended with 3")}
+        failure = self.failureResultOf(self.started(), FailedPrecondition)
+        self.assertIn("container c2 can't be started: ended with 3", str(failure.value))
+        self.assertEqual((self.phase(), self.state().reason), (Phase.EXITED, "StartError"))
+
+    def test_a_kept_one_that_ends_is_removed_and_nobody_is_told(self) -> None:
+        for seen in (True, False):
+            self.fresh()
+            self.successResultOf(self.started())
+            states.kept(self.container.record)
+            self.container.quiet = True
+            self.successResultOf(start(self.index.note(self.container)))
+            self.told.clear()
+            if seen:
+                self.machine.watches[-1].seen(Exit(0, 10, oom_killed=False))
+            else:
+                self.machine.found = None
+                self.successResultOf(start(self.lifecycle.recover(self.container)))
+            self.assertEqual((self.told, self.index.all()), ([], []))
+            self.assertEqual(self.machine.calls[-3:], ["discard", "unmount", "delete"])
+
+    def test_one_that_cant_be_given_stays_as_it_was(self) -> None:
+        self.successResultOf(self.started())
+        states.kept(self.container.record)
+        self.container.quiet = True
+        self.patch(records, "save", self.refuse)
+        giving = start(self.index.give(self.container, "c2", cri.ContainerConfig(), None, 5))
+        self.failureResultOf(giving, ResourceExhausted)
+        self.assertEqual((self.container.record.phase, self.container.id), (Phase.KEPT, "c1"))
+        self.assertEqual(self.state().state, cri.CONTAINER_RUNNING)
+        self.assertIs(self.index.get("c1"), self.container)
 
     def test_a_removal_is_gone_on_with(self) -> None:
         self.container.record.phase = Phase.REMOVING

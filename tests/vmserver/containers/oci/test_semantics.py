@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 
 from twisted.trial.unittest import TestCase
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
+from infranetes_common.wire import cri
 from tests.contract.container_semantics import (
     ImageVolumeContract,
     MountContract,
@@ -30,6 +33,26 @@ from vmserver.containers.oci.cgroup import is_v2
 @needs_crun
 class UserTests(OciCase, UserContract, TestCase):
     """User and groups of the first process."""
+
+
+@needs_crun
+class OutputTests(OciCase, SemanticsCase, TestCase):
+    """A container's /dev/stdout and /dev/stderr."""
+
+    async def test_who_has_dropped_root_can_open_the_output_but_not_read_it(self) -> None:
+        script = (
+            "id -u; echo out >/dev/stdout; echo err >/dev/stderr; (: </dev/stdout) 2>/dev/null || echo closed"
+        )
+        expected = ["1000", "out", "err", "closed", ""]
+        self.assertEqual((await self.said(f"su app -s /bin/sh -c '{script}'")).split("\n"), expected)
+        id = await self.run_container("sleep", "600")
+        as_app = ["sh", "-c", f"exec 2>&1; su app -s /bin/sh -c '{script}'"]
+        result = await self.provider.exec_sync(id, as_app, 30.0, 9999)
+        self.assertEqual(result.stdout.decode().split("\n"), expected)
+
+    async def test_a_user_from_the_beginning_can_open_it_too(self) -> None:
+        user = self.secured(run_as_user=cri.Int64Value(value=1000))
+        self.assertEqual(await self.said("echo out >/dev/stdout; echo err >/dev/stderr", user), "out\nerr\n")
 
 
 @needs_crun
@@ -77,6 +100,27 @@ class ProcessTests(OciCase, ProcessContract, TestCase):
         executed = await self.provider.exec_sync(id, command, 30.0, 1000)
         self.assertEqual(executed.stdout, b"00000000\n")
         await self.until(lambda: self.log_of(id).endswith("00000000\n"), "its first process says so too")
+
+    async def test_one_that_is_stopped_is_not_killed_for_memory_that_a_process_of_it_lacked_before(
+        self,
+    ) -> None:
+        limits = cri.LinuxContainerConfig(
+            resources=cri.LinuxContainerResources(memory_limit_in_bytes=16 << 20)
+        )
+        script = "dd if=/dev/zero of=/dev/null bs=64M; echo $?; exec sleep 600"
+        for how in ("stop", "kill"):
+            id = await self.run_container("sh", "-c", script, linux=limits)
+            await self.until(partial(self.logged, id, " 137\n"), "its first command was killed")
+            if how == "stop":
+                await self.provider.stop_container(id, 0)
+            else:  # by somebody else, who could be the kernel
+                os.kill((await self.state(id)).pid, signal.SIGKILL)
+            state = await self.ended(id)
+            expected = (137, "Error" if how == "stop" else "OOMKilled")
+            self.assertEqual((state.exit_code, state.reason), expected)
+
+    def logged(self, id: str, text: str) -> bool:
+        return text in self.log_of(id)
 
     def log_of(self, id: str) -> str:
         return (self.config.directory / "containers" / id / "log").read_text()

@@ -100,6 +100,12 @@ class ProcessTests(Refusing):
             found = spec(others={"image": image}, command=command, args=args)
             self.assertEqual(found["process"]["args"], expected)
 
+    def test_an_entrypoint_that_is_an_empty_string_is_none(self) -> None:
+        image = ImageDefaults(entrypoint=("",), command=("c",))
+        self.assertEqual(spec(others={"image": image})["process"]["args"], ["c"])
+        self.assertEqual(spec(others={"image": image}, args=["a"])["process"]["args"], ["a"])
+        self.refused("config.command", spec, others={"image": ImageDefaults(entrypoint=("",))})
+
     def test_without_any_command_it_is_refused(self) -> None:
         self.refused("config.command", spec, others={"image": ImageDefaults()})
         self.refused("config.args", spec, args=["a\0b"])
@@ -158,7 +164,7 @@ class ProcessTests(Refusing):
         for name, expected in {
             "SIGINT": 2, "quit": 3, "9": 9, "": 15, "SIGNONE": 15, "99999": 15, "SIGRTMIN+3": 37, "0": 15,
             "64": 64, "65": 15, "009": 9, "0009": 15, "SIGRTMAX": 64, "SIGRTMAX+1": 15, "RTMAX-1": 63,
-            "SIGHUP": 1, "SIGHUP-1": 15, "\N{SUPERSCRIPT TWO}": 15,
+            "SIGHUP": 1, "SIGHUP-1": 15, "\N{SUPERSCRIPT TWO}": 15, "SIGCLD": 17, "POLL": 29, "SIGIOT": 6,
         }.items():  # fmt: skip
             image = ImageDefaults(stop_signal=name)
             self.assertEqual(stop_signal(cri.ContainerConfig(), image), expected, name)

@@ -14,10 +14,12 @@ from twisted.trial.unittest import TestCase
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.wire import cri
+from tests.harness.durations import slow
 from tests.harness.needs import needs_crun
-from tests.support.oci import image, layer
+from tests.support.oci import busybox_layer, image, layer
 from tests.support.user_namespaces import FIRST, LENGTH, ids, namespaces, of_container, of_pod
 from tests.vmserver.containers.oci.provider_case import OciCase
+from vmserver.layers.rootfs import MAX_LAYERS
 from vmserver.machine.mounts import mounts_below, unmount
 
 FILES = image([layer({"low": b"low\n", "both": b"low\n"}), layer({"both": b"high\n"})])
@@ -79,6 +81,19 @@ class UserNamespaceCase(OciCase, TestCase):
 
 class MappingTests(UserNamespaceCase):
     """The pod's ids are mapped as requested."""
+
+    @slow(15, "200 file systems are made")
+    async def test_an_image_of_as_many_layers_as_can_be_stacked(self) -> None:
+        built = image(
+            [busybox_layer(), *[layer({f"f{n}": b"", "top": b"%d" % n}) for n in range(1, MAX_LAYERS)]]
+        )
+        await self.load(built)
+        self.image_id = built.id
+        script = "cat /top; ls -d /f* | wc -l"
+        self.assertEqual(await self.said(script), f"{MAX_LAYERS - 1}{MAX_LAYERS - 1}\n")
+        node = await self.run_container("sh", "-c", script, options=cri.NamespaceOption())
+        await self.ended(node)
+        self.assertEqual(await self.text(node), f"{MAX_LAYERS - 1}{MAX_LAYERS - 1}\n")
 
     async def test_processes_and_files_have_the_pods_ids(self) -> None:
         script = (

@@ -374,7 +374,7 @@ class CommandTests(HostileCase):
 
         server = self.serve(run)
         before = resident()
-        await self.refused(DeadlineExceeded, self.run_in(self.access(server), seconds=1))
+        await self.refused(DeadlineExceeded, self.run_in(self.access(server), seconds=3))
         self.assertGreater(floods[0].written, 2 * WINDOW // 32768)
         self.assertLess(resident() - before, GROWTH)
         await until(lambda: b"signal" in server.sessions[0].requests, "it is killed")

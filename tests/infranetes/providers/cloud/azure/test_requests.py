@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from twisted.trial.unittest import TestCase
@@ -15,6 +16,7 @@ from infranetes.providers.cloud.azure.offers import AzureOffers
 from infranetes.providers.cloud.azure.settings import Settings
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, MachineImage
 from infranetes.providers.cloud.offers.book import OfferBook
+from infranetes.providers.cloud.provider import CloudProvider
 from infranetes.providers.interface import Instance, InstanceState, Size
 from infranetes_common import config
 from infranetes_common.concurrency import run_in_thread
@@ -135,13 +137,58 @@ class LaunchTests(AzureCase, TestCase):
 
     async def test_a_read_that_fails_within_azure_is_made_once_more(self) -> None:
         provider = await self.started()
-        await self.running(provider, self.spec())
-        for action in ("list VMs", "list states"):
+        assert isinstance(provider, CloudProvider)
+        instance = await self.running(provider, self.spec())
+        looks: Mapping[str, Callable[[], Awaitable[object]]] = {
+            "list resources": provider.list,
+            "get virtualMachines": lambda: provider.get(instance.id),
+            "list VMs": provider._watcher.poll,
+            "list states": provider._watcher.poll,
+        }
+        for action, look in looks.items():
             fault = self.world.faults.add(FaultKind.ERROR, action, times=1)
             failed = provider.status()["calls"].partition(",")[2]
-            [listed] = await self.within(provider.list())
-            self.assertEqual((fault.happened, listed.state), (1, InstanceState.RUNNING))
+            await look()
+            self.assertEqual(fault.happened, 1, action)
             self.assertEqual(provider.status()["calls"].partition(",")[2], failed)
+
+    async def test_a_list_at_rest_is_one_read_whatever_else_the_group_holds(self) -> None:
+        """Compute's lists, of which it serves few, would show the VMs of all nodes."""
+        self.settings["watch_seconds"] = 60.0
+        provider, other = await self.started(), await self.started(node="node-2")
+        mine = await self.running(provider, self.spec())
+        others = await self.running(other, self.spec(node="node-2"))
+        await self.within(provider.list())
+        begun = len(self.world.requests)
+        self.assertEqual([one.id for one in await self.within(provider.list())], [mine.id])
+        self.assertEqual([one["Action"] for one in self.world.requests[begun:]], ["list resources"])
+        await self.within(other.destroy(others.id))
+
+    async def test_the_next_daemon_looks_at_each_vm_once(self) -> None:
+        self.settings["watch_seconds"] = 60.0
+        provider = await self.started()
+        running = [await self.running(provider, self.spec()) for _ in range(2)]
+        await self.within(provider.stop())
+        begun = len(self.world.requests)
+        provider = await self.started()
+        for _ in range(3):
+            listed = await self.within(provider.list())
+        self.assertEqual(
+            {(one.id, one.address) for one in listed}, {(one.id, one.address) for one in running}
+        )
+        asked = [one["Action"] for one in self.world.requests[begun:]]
+        self.assertEqual((asked.count("get virtualMachines"), asked.count("list VMs")), (2, 0))
+
+    async def test_what_resource_manager_still_names_is_looked_at(self) -> None:
+        """It may lag behind: a VM that was destroyed is not taken for one that runs."""
+        provider = await self.started()
+        instance = await self.running(provider, self.spec())
+        await self.within(provider.list())
+        self.world.faults.add(FaultKind.STALE, "list resources")
+        await self.within(provider.destroy(instance.id))
+        await self.until(lambda: not self.world.held(), "Azure has deleted it")
+        for _ in range(3):
+            self.assertEqual(await self.within(provider.list()), [])
 
     async def test_long_lists_have_several_pages(self) -> None:
         self.world.arm.page = 2

@@ -8,11 +8,13 @@ from typing import cast
 
 import attrs
 from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from infranetes.providers.cloud.calls.calls import Calls
+from infranetes.providers.cloud.calls.calls import IDLE_SECONDS, Calls
 from infranetes.providers.cloud.interface import Action, Cloud, CloudError, ErrorKind, Rate
 from infranetes.providers.cloud.settings import CloudSettings
+from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError, NotFound
 from infranetes_common.reactors import installed
 
@@ -59,6 +61,19 @@ class ConnectedCloud:
         driver.is_closed = True
 
 
+class _Shifted:
+    """A reactor whose clock may be put forward."""
+
+    def __init__(self) -> None:
+        self.forward = 0.0
+
+    def seconds(self) -> float:
+        return reactor.seconds() + self.forward
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(reactor, name)
+
+
 class DriverTests(TestCase):
     def setUp(self) -> None:
         self.cloud = ConnectedCloud()
@@ -75,6 +90,32 @@ class DriverTests(TestCase):
 
         await self.calls.start()
         await self.calls.call("a question", work, action=Action.LOOK)
+
+    async def test_one_that_is_not_needed_for_long_is_closed_but_for_the_last(self) -> None:
+        clock = _Shifted()
+        self.patch(self.calls, "_reactor", clock)
+        gate = threading.Event()
+        both = [
+            self.calls.call("a question", lambda driver: gate.wait(SECONDS), action=Action.LOOK)
+            for _ in range(2)
+        ]
+        await self.calls.start()
+        running = [start(one) for one in both]
+        while len(self.cloud.made) < 2:
+            await deferLater(reactor, 0.01, lambda: None)
+        gate.set()
+        for each in running:
+            await each
+        await self.call()
+        self.assertEqual([one.is_closed for one in self.cloud.made], [False, False])
+        clock.forward = IDLE_SECONDS + 1.0
+        await self.call()
+        self.assertEqual(sorted(one.is_closed for one in self.cloud.made), [False, True])
+        clock.forward *= 2
+        for _ in range(2):
+            await self.call()
+        self.assertEqual(sorted(one.is_closed for one in self.cloud.made), [False, True])
+        self.assertFalse(self.used[-1].is_closed)
 
     async def test_calls_one_after_the_other_have_the_same_one(self) -> None:
         for _ in range(20):

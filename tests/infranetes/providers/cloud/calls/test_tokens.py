@@ -48,7 +48,7 @@ class TokensOfAnHour(CloudCase):
         self.assertIn("can't be renewed yet, and the old one stays in use", _told(logged)[0])
         self.world.faults.clear()
         asked = self.world.faults.calls["token"]
-        deadline = time.monotonic() + 20.0
+        deadline = time.monotonic() + 100
         while self.world.faults.calls["token"] == asked:  # a renewal still failing may delay the next
             self.assertLess(time.monotonic(), deadline, "it is asked for again")
             self.assertEqual(await self.within(provider.list()), [])

@@ -58,6 +58,23 @@ class CloudConsoleTests(SynchronousTestCase):
         for offset, size in ((-1, 1), (0, -1), (1000, 1)):
             self.failureResultOf(self.console.read(offset, size), InvalidArgument)
 
+    def test_a_cloud_that_refuses_looks_is_asked_more_rarely_still(self) -> None:
+        often, rarely = self.asked_in_an_hour(1.0), self.asked_in_an_hour(4.0)
+        self.assertLess(rarely, often / 3)
+        self.assertGreaterEqual(rarely, 3600 // (4 * LAST_PAUSE))
+
+    def asked_in_an_hour(self, stretch: float) -> int:
+        """Return how often the cloud is asked for a console to which nothing is written."""
+        console = CloudConsole(self.clock, "vm-1", KeptConsole(), self.ask, self.save, lambda: stretch)
+        console.changed()
+        self.clock.advance(0)
+        console.changed()
+        self.asked = 0
+        for _ in range(3600):
+            self.clock.advance(1)
+        console.stop()
+        return self.asked
+
     def test_who_waits_has_it_asked_ever_more_rarely(self) -> None:
         waiting = self.console.changed()
         self.clock.advance(0)

@@ -26,6 +26,7 @@ from tests.contract.volumes import VolumesContract
 from tests.harness.durations import slow
 from tests.infranetes.providers.cloud.openstack.volumes_case import GIB, OpenStackVolumesCase
 from tests.infranetes.providers.cloud.volumes_case import CloudAttachedVolumesContract
+from tests.support.clouds.cinder_resources import now
 from tests.support.clouds.faults import FaultKind
 from tests.support.clouds.nova_resources import ZONES, new_id
 
@@ -405,7 +406,7 @@ class LostAnswerTests(OpenStackVolumesCase, TestCase):
         await self.sleep(0.4)
         volumes = await self.next_volumes(volumes)
         made = await volumes.create("data", GIB)
-        self.assertEqual(made.id, min(self.disks()))
+        self.assertEqual(made.id, next(iter(self.disks())))
         self.assertEqual(await volumes.list(), [made])
         await volumes.delete(made.id)
         self.assertEqual(self.disks(), {})
@@ -429,6 +430,16 @@ class LostAnswerTests(OpenStackVolumesCase, TestCase):
         made = [await each for each in both]
         self.assertEqual(made[0], made[1])
         self.assertEqual(await volumes.list(), [made[0]])
+
+    async def test_of_two_of_one_name_the_older_is_taken(self) -> None:
+        """Whoever looked before the other was made has taken it."""
+        volumes = await self.volumes()
+        made = await volumes.create("data", GIB)
+        twin = "0" * 8 + made.id[8:]
+        self.cinder.volumes[twin] = self.cinder.volumes[made.id] | {"id": twin, "created_at": now()}
+        volumes = await self.next_volumes(volumes)
+        self.assertEqual(await volumes.create("data", GIB), made)
+        self.assertEqual(await volumes.list(), [made])
 
     async def test_the_twin_of_a_volume_that_a_vm_has_is_left_alone(self) -> None:
         self.world.lag_seconds = 0.3

@@ -40,6 +40,7 @@ class _Cloud:
     """
 
     name = location = "nowhere"
+    looks_per_list = 0
     offers = (Offer("small", 1000, 1 << 40),)
 
     def __init__(self) -> None:
@@ -71,7 +72,9 @@ class _Cloud:
 
 class _Calls:
     """Makes calls at once. :ivar made: what they were for. :ivar failing: the errors of the calls with these
-    words."""
+    words. :ivar throttled: as of `Calls`."""
+
+    throttled = 0
 
     def __init__(self) -> None:
         self.made: list[str] = []
@@ -134,10 +137,10 @@ class FailedLaunchTests(LaunchCase):
         self.cloud.vms = {each.id: each for each in (vm("late"), vm("other", OTHER))}
         self.cloud.hidden = {"late"}
         self.launch_fails()
-        self.clock.advance(self.settings.settle_seconds - self.settings.watch_seconds)
+        self.clock.advance(self.settings.settle_seconds - self.settings.doubt_seconds)
         self.assertEqual(self.destroyed, [])
         self.cloud.hidden.clear()
-        self.clock.advance(self.settings.watch_seconds)
+        self.clock.advance(self.settings.doubt_seconds)
         self.assertEqual(self.destroyed, ["late"])
 
     def test_what_could_not_be_found_or_destroyed_is_destroyed_by_a_later_list(self) -> None:
@@ -145,7 +148,7 @@ class FailedLaunchTests(LaunchCase):
         self.calls.failing["find what"] = CloudError(ErrorKind.THROTTLED, "slow down")
         self.launch_fails()
         self.assertEqual(self.destroyed, [])
-        self.clock.advance(self.settings.watch_seconds)
+        self.clock.advance(self.settings.doubt_seconds)
         self.assertEqual(self.destroyed, ["a"])
 
     def test_nobody_looks_for_what_was_refused_as_invalid(self) -> None:
@@ -156,7 +159,7 @@ class FailedLaunchTests(LaunchCase):
         self.launch_fails()
         launched = self.successResultOf(self.launch(vm("second")))
         self.assertEqual(launched.id, "second")
-        self.clock.advance(self.settings.watch_seconds)
+        self.clock.advance(self.settings.doubt_seconds)
         self.assertEqual(self.destroyed, [])
 
     def test_one_that_turned_up_and_is_then_asked_for_again_is_wanted(self) -> None:
@@ -168,7 +171,7 @@ class FailedLaunchTests(LaunchCase):
         self.ledger.record_list(self.cloud._thd_list(None))
         launched = self.successResultOf(self.launch(vm("second")))
         self.assertEqual(launched.id, "late")
-        self.clock.advance(self.settings.watch_seconds)
+        self.clock.advance(self.settings.doubt_seconds)
         self.assertEqual(self.destroyed, [])
 
     def test_the_next_launch_does_not_use_the_number_of_one_that_was_destroyed(self) -> None:
@@ -180,10 +183,10 @@ class FailedLaunchTests(LaunchCase):
 
     def test_nothing_is_remembered_for_ever(self) -> None:
         self.launch_fails()
-        self.clock.advance(self.settings.settle_seconds + 2 * self.settings.watch_seconds)
-        self.clock.advance(self.settings.watch_seconds)
+        self.clock.advance(self.settings.settle_seconds + 2 * self.settings.doubt_seconds)
+        self.clock.advance(self.settings.doubt_seconds)
         self.assertEqual(self.watcher.unwanted, {})
         self.cloud.vms["mine"] = vm("mine")
         self.ledger.record_launch(self.cloud.vms["mine"])
-        self.clock.advance(self.settings.watch_seconds)
+        self.clock.advance(self.settings.doubt_seconds)
         self.assertEqual(self.destroyed, [])

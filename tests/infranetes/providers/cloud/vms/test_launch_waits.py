@@ -17,16 +17,16 @@ class LaunchWaitTests(launches.LaunchCase):
 
     def test_it_is_over_when_a_list_shows_that_the_vm_runs(self) -> None:
         launching = self.launch(self.begun())
-        self.clock.advance(self.settings.watch_seconds)
+        self.clock.advance(self.settings.doubt_seconds)
         self.assertNoResult(launching)
         self.cloud.vms["a"] = self.begun(InstanceState.RUNNING)
-        self.clock.advance(self.settings.watch_seconds)
+        self.clock.advance(self.settings.doubt_seconds)
         self.assertIs(self.successResultOf(launching).state, InstanceState.RUNNING)
 
     def test_the_first_list_that_shows_it_may_show_that_it_runs(self) -> None:
         launching = self.launch(self.begun())
         self.cloud.vms["a"] = self.begun(InstanceState.RUNNING)
-        self.clock.advance(self.settings.watch_seconds)
+        self.clock.advance(self.settings.doubt_seconds)
         self.assertIs(self.successResultOf(launching).state, InstanceState.RUNNING)
 
     def test_a_list_that_showed_it_before_the_cloud_answered_is_remembered(self) -> None:

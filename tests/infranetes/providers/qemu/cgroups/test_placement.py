@@ -78,6 +78,19 @@ class PodCgroupTests(CgroupCase):
         await self.placement.forget(vm)
         self.assertEqual(self.placement.why_ended(vm), "")
 
+    async def test_what_a_pod_has_left_of_its_limit(self) -> None:
+        process = self.hungry()
+        vm = self.vm(f"/{self.parent}")
+        self.assertIsNone(self.placement.room(self.vm("")))
+        await self.placement.place(vm, process.pid)
+        self.assertIsNone(self.placement.room(vm), "it has no limit")
+        self.limit_pod(64 << 20)
+        left = self.placement.room(vm)
+        assert left is not None
+        self.assertLess(left, 64 << 20)
+        self.assertGreater(left, 0)
+        self._end(process)
+
     async def test_where_systemd_does_not_run_a_slice_is_nobodys(self) -> None:
         """As when a client names a slice because the node's configuration says `systemd`."""
         process = self.sleeping()

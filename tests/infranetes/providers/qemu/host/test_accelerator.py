@@ -144,6 +144,9 @@ class AcceleratorTests(TestCase):
             qemu_user("no-such-user")
         self.assertIn("useradd --system", str(caught.exception))
 
+    def test_a_number_is_a_user_that_the_node_need_not_know(self) -> None:
+        self.assertEqual(qemu_user("1900010000")[:2], (1900010000, 1900010000))
+
 
 @needs_root
 class DependencyTests(SynchronousTestCase):

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import tempfile
 
+from twisted.internet.defer import gatherResults
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.qemu.host import uids
 from infranetes.providers.qemu.host.privileges import QemuUser, unprivileged
 from infranetes.providers.qemu.host.uids import UidRange
 from infranetes.providers.qemu.settings import QemuSettings
+from infranetes_common.concurrency import start
 from infranetes_common.config import structure
 from infranetes_common.errors import ConfigError, InvalidArgument, ResourceExhausted
 from infranetes_common.reactors import installed
@@ -108,3 +110,24 @@ class UserTests(TestCase):
             with self.assertRaises(ConfigError) as caught:
                 structure({"uids": words}, QemuSettings, source="x", prefix="providers.qemu")
             self.assertIn("providers.qemu.uids", str(caught.exception))
+
+
+class ChoiceTests(TestCase):
+    """Uids that are given out."""
+
+    async def test_what_asks_at_once_gets_others_until_they_are_given_back(self) -> None:
+        few = uids.UidRange(RANGE.first, RANGE.first + 3)
+        in_use = {few.first + 1}
+        choice = uids.UidChoice(reactor, few, lambda: in_use)
+        lent = await gatherResults([start(choice.lend()) for _ in range(3)])
+        self.assertEqual({*lent, *in_use}, {few.first + number for number in range(4)})
+        for _ in range(2):
+            with self.assertRaises(ResourceExhausted):
+                await choice.lend()
+        choice.give_back(lent[1])
+        self.assertEqual(await choice.lend(), lent[1])
+        in_use.add(lent[0])
+        for _ in range(2):
+            choice.give_back(lent[0])
+        with self.assertRaises(ResourceExhausted):
+            await choice.lend()

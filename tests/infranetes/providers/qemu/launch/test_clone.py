@@ -77,6 +77,6 @@ class ExecuteTests(SynchronousTestCase):
     def test_one_whose_state_can_not_be_loaded_does_not_execute(self) -> None:
         executing = self.begin()
         self.joining.callback(None)
-        self.connections.loading.errback(Unavailable("QEMU could not load the template's state"))
+        self.connections.loading.errback(Unavailable("QEMU could not load the VM's state"))
         self.failureResultOf(executing, Unavailable)
         self.assertEqual(self.connections.done, ["load"])

@@ -252,7 +252,7 @@ class QemuLaunchTests(StandInCase, QemuLaunches, TestCase):
         self.patch(provider._pod_network, "restore_tables", repair)
         async with provider._pod_network.lock:
             upkeep = start(provider._maintenance.round())
-            await self.until(lambda: provider._pod_network.lock.waiting, "it waits", 5.0)
+            await self.until(lambda: provider._pod_network.lock.waiting, "it waits", 60.0)
             self.assertEqual(repaired, [])
         await upkeep
         self.assertEqual(repaired, [[]])

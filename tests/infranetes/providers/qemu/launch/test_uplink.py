@@ -16,6 +16,7 @@ from infranetes.providers.interface import Attachment, InstanceSpec, ProviderCon
 from infranetes.providers.machine_images import Names
 from infranetes.providers.qemu.cgroups.placement import Placement
 from infranetes.providers.qemu.host.privileges import QemuUser
+from infranetes.providers.qemu.host.uids import UidChoice, parse
 from infranetes.providers.qemu.launch.image import ImageLaunches
 from infranetes.providers.qemu.launch.launcher import Launcher
 from infranetes.providers.qemu.launch.parts import Parts, make_parts
@@ -23,8 +24,10 @@ from infranetes.providers.qemu.launch.uplink import UplinkOfRecord
 from infranetes.providers.qemu.network import namespaces
 from infranetes.providers.qemu.network.bridge import open_tap
 from infranetes.providers.qemu.settings import QemuSettings
+from infranetes.providers.qemu.template.ram import SharedRam
 from infranetes.providers.qemu.template.template import Template
 from infranetes.providers.qemu.vm.connections import VmConnections
+from infranetes.providers.qemu.vm.disks import Disks
 from infranetes.providers.qemu.vm.hypervisors import Hypervisors
 from infranetes.providers.qemu.vm.paths import ProviderPaths
 from infranetes.providers.qemu.vm.record import Phase, VmRecord, VmRecords
@@ -59,6 +62,9 @@ def uplink(joins_namespaces: bool) -> UplinkOfRecord:
 
 def vm_of(record: VmRecord) -> Vm:
     return Vm(record, PATHS.of_vm(record, ME))
+
+
+UIDS = UidChoice(reactor, parse(QemuSettings().uids), lambda: ())
 
 
 class UplinkTests(NamespaceCase):
@@ -199,7 +205,8 @@ class ValidateTests(SynchronousTestCase):
         records = VmRecords(Path("/nowhere"))
         launcher = Launcher(
             reactor, QemuSettings(), records, parts, ME, PATHS,
-            lambda vm: None, lambda vm: self.fail("no VM"), *for_images(records, parts),
+            lambda vm: None, lambda vm: self.fail("no VM"), *for_images(records, parts), Disks(reactor), UIDS,
+            SharedRam(reactor),
         )  # fmt: skip
         spec = InstanceSpec(TOKEN, "s", "c", "n", cast(Identity, None))
         image = GuestImage(Path("/images/one"), "key", 0.0, "bookworm", "6.1", ())
@@ -237,7 +244,8 @@ class TornDownTests(TestCase):
         parts = attrs.evolve(parts, placement=Places(reactor), uplink=leaves)
         launcher = Launcher(
             reactor, QemuSettings(), records, parts, ME, paths,
-            lambda vm: None, lambda vm: self.fail("no VM"), *for_images(records, parts),
+            lambda vm: None, lambda vm: self.fail("no VM"), *for_images(records, parts), Disks(reactor), UIDS,
+            SharedRam(reactor),
         )  # fmt: skip
         for keeps in (True, False):
             record = VmRecord(TOKEN, "sandbox", "c", "n", "10.88.0.9", 0.0, phase=Phase.READY)

@@ -45,8 +45,27 @@ class CommandLineTests(SynchronousTestCase):
         self.assertEqual(clone[:-2], template[:boot])
         self.assertEqual(template[boot::2], ["-kernel", "-initrd", "-append"])
 
+    def test_what_starts_from_a_kept_vm_has_its_layer_which_nobody_else_can_open(self) -> None:
+        usual, kept = COMMAND_LINE.clone_arguments(), COMMAND_LINE.clone_arguments(kept=True)
+        [disk_of_usual] = [each for each in usual if each not in kept]
+        self.assertIn("node-name=disk,", disk_of_usual)
+        disk = next(each for each in kept if "node-name=disk," in each)
+        files = [each.partition("filename=")[2] for each in disk.split(",") if "filename=" in each]
+        places = ["/proc/self/fd/5", "/dev/fdset/16", "/proc/self/fd/6", "/proc/self/fd/7"]
+        self.assertEqual(files, places)
+        self.assertEqual(kept[kept.index("-add-fd") + 1], "fd=16,set=16")
+
+    def test_what_loads_a_kept_vm_has_its_devices_and_no_disk_to_read(self) -> None:
+        clone, loader = COMMAND_LINE.clone_arguments(), COMMAND_LINE.loader_arguments(20 << 30)
+        self.assertEqual([each for each in loader if "filename" in each], [])
+        own = [each for each in loader if each not in clone]
+        self.assertEqual([each.partition(",")[0] for each in own], ["memory-backend-file", "driver=null-co"])
+        self.assertIn("share=on", own[0])
+        self.assertEqual(len([each for each in clone if each not in loader]), 2)
+
     def test_only_a_processor_that_speculates_is_guarded_against_it(self) -> None:
         self.assertIn("mitigations=off", COMMAND_LINE.kernel_arguments())
+        self.assertIn("no_timer_check", COMMAND_LINE.kernel_arguments())
         kvm = attrs.evolve(COMMAND_LINE, accelerator="kvm")
         self.assertNotIn("mitigations", kvm.kernel_arguments())
 

@@ -8,10 +8,11 @@ import mmap
 import os
 from pathlib import Path
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import gatherResults
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.qemu.template import ram
+from infranetes_common.concurrency import start
 from infranetes_common.reactors import installed
 
 reactor = installed()
@@ -41,6 +42,20 @@ class RamTests(TestCase):
         self.assertEqual(os.pread(memory, 9 * MIB, 0), self.path.read_bytes())
         self.assertLessEqual(os.fstat(memory).st_blocks * 512, 3 * 65536)
 
+    def test_it_can_be_filled_and_stays_the_same(self) -> None:
+        memory = self.memory()
+        for _ in range(2):
+            ram.thd_fill(memory)
+            self.assertEqual(os.fstat(memory).st_blocks * 512, 8 * MIB)
+        self.assertEqual(os.pread(memory, 9 * MIB, 0), self.path.read_bytes())
+
+    def test_filling_it_without_the_kernels_help_is_the_same(self) -> None:
+        """As before Linux 5.14."""
+        self.patch(ram, "_MADV_POPULATE_READ", 9999)
+        memory = self.memory()
+        ram.thd_fill(memory)
+        self.assertEqual(os.fstat(memory).st_blocks * 512, 8 * MIB)
+
     def test_nobody_writes_to_it_by_whatever_way(self) -> None:
         memory = self.memory()
         again = os.open(f"/proc/self/fd/{memory}", os.O_RDWR)  # QEMU opens it like this
@@ -58,19 +73,25 @@ class RamTests(TestCase):
 
     async def test_it_is_loaded_once_for_all_until_the_file_is_another(self) -> None:
         shared = ram.SharedRam(reactor)
-        self.addCleanup(lambda: Deferred.fromCoroutine(shared.close()))
-        inodes = []
-        for _ in range(2):
-            descriptor = await shared.of(self.path)
-            inodes.append(os.fstat(descriptor).st_ino)
-            os.close(descriptor)
-        self.assertEqual(len(set(inodes)), 1)
+        memories = [await shared.of(self.path) for _ in range(2)]
+        memories += await gatherResults([start(shared.of(self.path)) for _ in range(2)])
+        self.assertEqual(len({os.fstat(each.fileno()).st_ino for each in memories}), 1)
         other = self.path.with_name("other")
         other.write_bytes(b"other")
         other.replace(self.path)
-        descriptor = await shared.of(self.path)
-        self.assertEqual(os.pread(descriptor, 9, 0), b"other")
-        os.close(descriptor)
+        memory = await shared.of(self.path)
+        self.assertEqual(os.pread(memory.fileno(), 9, 0), b"other")
+
+    async def test_it_is_had_as_long_as_somebody_has_it(self) -> None:
+        shared = ram.SharedRam(reactor)
+        one = await shared.of(self.path)
+        other = await shared.of(self.path)
+        del one
+        self.assertEqual(len(self.held()), 1)
+        del other
+        self.assertEqual(self.held(), [])
+        again = await shared.of(self.path)
+        self.assertEqual(os.pread(again.fileno(), 1, 0), b"x")
 
     async def test_a_file_that_is_not_there(self) -> None:
         shared = ram.SharedRam(reactor)
@@ -78,14 +99,16 @@ class RamTests(TestCase):
             await shared.of(self.path.with_name("none"))
 
     def test_of_one_that_can_not_be_loaded_no_memory_is_kept(self) -> None:
-        def held() -> list[str]:
-            links = (f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd"))
-            return [os.readlink(each) for each in links if os.path.exists(each)]
-
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
         self.patch(ram, "_copy", full)
         self.assertRaises(OSError, ram.load, self.path)
         self.assertRaises(FileNotFoundError, ram.load, self.path.with_name("none"))
-        self.assertEqual([each for each in held() if ram.NAME in each or each == str(self.path)], [])
+        self.assertEqual(self.held(), [])
+
+    def held(self) -> list[str]:
+        """Return what is open of such memory, and of its file."""
+        links = (f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd"))
+        files = [os.readlink(each) for each in links if os.path.exists(each)]
+        return [each for each in files if ram.NAME in each or each == str(self.path)]

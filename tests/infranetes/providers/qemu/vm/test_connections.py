@@ -113,7 +113,7 @@ class ConnectionsTests(SynchronousTestCase):
         plugging, loading = self.hotplug(), self.load()
         self.lose()
         self.assertIn("had all its memory", self.words(plugging, Unavailable))
-        self.assertIn("had loaded the template's state", self.words(loading, Unavailable))
+        self.assertIn("had loaded the VM's state", self.words(loading, Unavailable))
         self.assertTrue(self.connections.lost)
 
     def lose(self) -> None:
@@ -139,12 +139,12 @@ class ConnectionsTests(SynchronousTestCase):
     def test_a_state_that_can_not_be_loaded_is_told(self) -> None:
         loading = self.load()
         self.event("MIGRATION", status="failed")
-        self.assertIn("QEMU could not load the template's state", self.words(loading, Unavailable))
+        self.assertIn("QEMU could not load the VM's state", self.words(loading, Unavailable))
 
     def test_a_state_that_takes_too_long_is_told(self) -> None:
         loading = self.load()
         self.clock.advance(5.1)
-        self.assertIn("loading the template's state", self.words(loading, DeadlineExceeded))
+        self.assertIn("loading a VM's state", self.words(loading, DeadlineExceeded))
 
     def test_a_vm_executes_with_its_link_up(self) -> None:
         resuming = start(self.connections.resume())

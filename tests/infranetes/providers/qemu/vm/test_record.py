@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
@@ -38,6 +39,25 @@ class RecordTests(SynchronousTestCase):
         self.records.update(ready)
         self.assertEqual(VmRecords(self.directory).open(), [ready])
         self.assertEqual((self.records.directory_of(TOKEN) / record.DISK).read_bytes(), b"disk")
+
+    def test_what_the_release_before_does_not_know_is_beside_the_record(self) -> None:
+        """That one takes a record with a field that it does not know for unreadable, and the VM for ended."""
+        origin: dict[str, Any] = {"template": "0" * 24, "image": "an image"}
+        origin |= {"template_made_at": "12.5", "kept": "/kept/one"}
+        self.record = attrs.evolve(self.record, **origin)
+        self.add()
+        ready = attrs.evolve(self.record, phase=Phase.READY)
+        self.records.update(ready)
+        self.assertEqual(self.records.read(), [ready])
+        directory = self.records.directory_of(TOKEN)
+        fields = json.loads((directory / record.RECORD).read_bytes())
+        self.assertEqual(origin.keys() & fields.keys(), set())
+        early = {"template": "0" * 24, "image": "an image"}
+        (directory / record.ORIGIN).write_text(json.dumps(early))  # as an earlier daemon wrote it
+        self.assertEqual(self.records.read(), [attrs.evolve(ready, template_made_at="", kept="")])
+        none: dict[str, Any] = dict.fromkeys(origin, "")
+        (directory / record.ORIGIN).unlink()  # as of a VM that the release before has made
+        self.assertEqual(self.records.read(), [attrs.evolve(ready, **none)])
 
     def test_the_node_translates_addresses_for_what_boots_an_image(self) -> None:
         self.assertFalse(self.record.bridge_port.served)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeping VMs as they run: their memory, devices and disk."""
