@@ -17,6 +17,7 @@ from tests.interop.killable import Killable
 from tests.interop.test_crictl import CrictlCase
 from tests.support.oci import busybox
 from tests.support.registry import Registry
+from tests.support.waiting import listens
 
 IMAGE = f"{REGISTRIES[0]}/busybox:1"
 VM = "infranetes"  # the runtime handler
@@ -115,7 +116,7 @@ class DelegateCase(CrictlCase):
         await self.kill()
         await deferToThread(self.delegate.kill)
         self.process = self.spawn()  # before the delegate
-        await self.until(self.socket.exists, "the daemon serves", 60.0)
+        await self.until(lambda: listens(self.socket), "the daemon serves", 60.0)
         await deferToThread(self.delegate.again)
         await self.connect()
         self.assertEqual((await self.pods(), await self.boxes()), (ready, running))

@@ -19,6 +19,7 @@ from pathlib import Path
 from tests.harness.tools import need
 from tests.support import volatile_disk
 from tests.support.disk_space import copy
+from tests.support.waiting import listens
 
 _START_SECONDS = 30.0
 
@@ -45,7 +46,7 @@ class VolatileFile:
         with tempfile.TemporaryDirectory() as directory:  # a short path, as a socket needs one
             socket = Path(directory) / "nbd"
             self._start(need("nbdkit"), "-f", f"--unix={socket}", "python", *plugin, f"flushes={flushes}")
-            self._wait(socket.exists)
+            self._wait(lambda: listens(socket))
             self._start(need("nbdfuse"), "-o", "allow_other", str(self.path), "--unix", str(socket))
             self._wait(lambda: os.path.ismount(path))
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from twisted.internet.task import deferLater
@@ -20,3 +22,16 @@ async def until(holds: Callable[[], Any], what: str, seconds: float = 60.0) -> N
         if reactor.seconds() > deadline:
             raise AssertionError(f"not in {seconds:.0f} s: {what}")
         await deferLater(reactor, 0.02, lambda: None)
+
+
+def listens(path: Path) -> bool:
+    """Whether somebody listens at a unix socket, whose file appears before that and outlives a kill."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.setblocking(False)
+        try:
+            asking.connect(str(path))
+        except BlockingIOError:
+            return True  # so many wait there that one more has to
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+    return True

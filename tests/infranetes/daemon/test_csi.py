@@ -17,6 +17,7 @@ from infranetes_common.wire.pluginregistration_rpcs import RegistrationStub
 from tests.harness.needs import needs_root, needs_systemd
 from tests.infranetes.daemon.case import ROOT, DaemonCase, reactor
 from tests.infranetes.daemon.unit import UnitProgram
+from tests.support.waiting import listens
 from txgrpc import Channel
 
 # Publishes a volume at a path, or ends that; binds a file at the place of another, as that of a raw volume.
@@ -57,7 +58,7 @@ class DriverTests(DaemonCase):
     async def test_kubelet_finds_it_by_its_registration_and_a_volume_is_made(self) -> None:
         self.process = self.spawn()
         registration = self.root / "kubelet" / "plugins_registry" / "infranetes.io-reg.sock"
-        await self.until(registration.exists, "the driver can be registered", 200.0)
+        await self.until(lambda: listens(registration), "the driver can be registered", 200.0)
         registering = Channel(reactor, UNIXClientEndpoint(reactor, str(registration)))
         self.addCleanup(registering.close)
         stub = RegistrationStub(registering)

@@ -14,7 +14,7 @@ from infranetes_common.wire.cri_rpcs import RuntimeStub
 from tests.harness.needs import needs_mounts, needs_registry
 from tests.infranetes.daemon.case import DaemonCase, reactor
 from tests.support.delegate import FakeDelegate
-from tests.support.waiting import until
+from tests.support.waiting import listens, until
 from txgrpc import Channel, Code
 
 
@@ -117,7 +117,7 @@ class BeforeTests(DelegateCase):
         self.config["provider"] = "qemu"
         self.config["providers"] = {"qemu": {"image_dir": str(self.root / "nothing")}}
         self.process = self.spawn()
-        await until(lambda: self.socket.exists() or not self.alive, "the daemon serves", 60.0)
+        await until(lambda: listens(self.socket) or not self.alive, "the daemon serves", 60.0)
         self.assertTrue(self.alive, self.log)
         self.channel = Channel(reactor, UNIXClientEndpoint(reactor, str(self.socket)))
         self.runtime = RuntimeStub(self.channel)
@@ -135,7 +135,7 @@ class BeforeTests(DelegateCase):
     async def test_it_waits_for_a_delegate_that_is_not_there_yet(self) -> None:
         self.process = self.spawn()
         until_connected = start(self.connect())
-        await until(lambda: self.socket.exists(), "the daemon serves", 60.0)
+        await until(lambda: listens(self.socket), "the daemon serves", 60.0)
         await self.theirs.start()
         await until_connected
         self.assertEqual(await self.ids(), set())

@@ -17,6 +17,7 @@ from infranetes.volumes.published import PublishedVolume, read
 from tests.harness.needs import needs_mounts
 from tests.infranetes.daemon.case import ROOT, DaemonCase
 from tests.support import warm
+from tests.support.waiting import listens
 
 # What a cluster's administrator puts in the driver's directory for a daemon of another configuration.
 _WRAPPER = """#!/bin/sh
@@ -83,7 +84,7 @@ class DriverTests(DaemonCase):
         code, _ = await self.run_driver("mount", str(self.target), given)  # there is no daemon yet
         self.assertEqual(code, 1)
         self.process = self.spawn()
-        await self.until((self.root / "run" / "control.sock").exists, "the daemon answers", 60.0)
+        await self.until(lambda: listens(self.root / "run" / "control.sock"), "the daemon answers", 60.0)
         code, _ = await self.run_driver("init")
         self.assertEqual(code, 0)
         self.assertEqual(

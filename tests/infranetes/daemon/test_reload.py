@@ -15,6 +15,7 @@ from tests.harness.needs import needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 from tests.support.oci import busybox
 from tests.support.registry import Registry
+from tests.support.waiting import listens
 from txgrpc import Code
 
 
@@ -257,7 +258,7 @@ class ManagerTests(DaemonCase):
         farm: dict[str, Any] = {"farm_command": ["/bin/sh", "-c", f"read x < {fifo}"]}
         self.config["providers"] = {"simulated": farm}
         self.process = self.spawn()
-        await self.until(self.socket.exists, "the socket")
+        await self.until(lambda: listens(self.socket), "the socket")
         self.process.send_signal(signal.SIGHUP)
         await self.until(lambda: "read again" in self.log, "a reload")
         self.assertEqual([each for each in self.said() if "READY" in each or "RELOADING" in each], [])
