@@ -289,6 +289,14 @@ class GuestCloud(Cloud[D], Protocol[D]):
 
 
 @runtime_checkable
+class BillsStoppedVms(Protocol[D_contra]):
+    """Also provided by a `GuestCloud` that bills a VM which is off as if it ran."""
+
+    def _thd_deallocate(self, driver: D_contra, id: str) -> None:
+        """Have a VM that is off, and stays until it is destroyed, cost its disk alone. Idempotent."""
+
+
+@runtime_checkable
 class StoppingCloud(Cloud[D], Protocol[D]):
     """A cloud whose VMs can be stopped, and started again with another identity."""
 

@@ -22,10 +22,12 @@ from infranetes.providers.cloud.interface import SANDBOX, TOKEN
 from tests.support.clouds import azure_models, azure_permissions, azure_resources
 from tests.support.clouds.azure_arm import Answer as ArmAnswer
 from tests.support.clouds.azure_arm import Arm, Refusal, operation_path
+from tests.support.clouds.azure_blobs import SerialBlobs
 from tests.support.clouds.azure_buckets import AzureBuckets
 from tests.support.clouds.azure_prices import SimulatedRetailPrices
 from tests.support.clouds.azure_resources import GROUP, LOCATION, SUBSCRIPTION, Json
 from tests.support.clouds.faults import NEVER, NO_AGENT, UNANSWERED, Fault, FaultKind
+from tests.support.clouds.guest_instances import GuestInstances
 from tests.support.clouds.http_sites import Answer
 from tests.support.clouds.simulated_cloud import QUICK, SimulatedCloud
 from tests.support.clouds.vm_image_instances import RunningVM
@@ -53,14 +55,19 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
 
     :ivar operation_seconds: how long launches and deletions take.
     :ivar buckets: the token buckets, which limit the calls of all nodes together; None: there is no limit.
-    :ivar prices: what sizes cost.
+    :ivar prices: what sizes cost. :ivar blobs: what VMs have written to their serial ports.
+    :ivar guests: its VMs without our agent.
     """
 
     def __init__(self, reactor: Any, directory: Path) -> None:
         super().__init__(reactor, directory, "application/json; charset=utf-8", "text/plain")
-        self.arm = Arm(self._launched, self._agent_processes.kill)
+        self.arm = Arm(self._launched, self._ended)
         self.arm.later = lambda work: self._timers.append(reactor.callLater(self.operation_seconds, work))
         self.arm.restarted = self._restarted
+        self.guests = GuestInstances(reactor, self._switched_off)
+        self.arm.press = self.guests.press
+        self.blobs = SerialBlobs(self._console)
+        self.arm.console_link = lambda name: self.blobs.link(self.endpoint, name)
         self.operation_seconds = 0.1
         self.buckets: AzureBuckets | None = None
         self.refusal = ("ZonalAllocationFailed", "Allocation failed. We do not have sufficient capacity.")
@@ -99,6 +106,11 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
             "sizes": ["Standard_B*", "Standard_D*"],
             **QUICK,
         }
+
+    async def stop(self) -> None:
+        """Stop everything."""
+        await self.guests.stop()
+        await super().stop()
 
     # ---- The cloud from outside
 
@@ -176,6 +188,12 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
         id = self.add_image(image, {**ours, "infranetes-image-name": called}, {"1.0.0": tags})
         return await self.vm_images.add(f"{id}/versions/1.0.0".lstrip("/"))
 
+    async def guest_image(self, name: str) -> str:
+        """Return the id of a new image as `machine_image` does, without our agent."""
+        image = await self.machine_image(name)
+        self.guests.images.add(image)
+        return image
+
     def deregister(self, image: str) -> None:
         """Remove an image, as somebody else would."""
         self.vm_images.images.remove(image)
@@ -191,7 +209,7 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
         if path == "/api/retail/prices":
             return self.prices.answer(query)
         if path.startswith("/console/"):
-            return 200, b"Welcome to the guest\r\n"
+            return self.blobs.answer(request, path.rpartition("/")[2], query)
         if not path.startswith("/subscriptions/"):
             return self._token(request, path, query, content)
         body = json.loads(content) if content else None
@@ -243,7 +261,7 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
                 return self._sent(parameters, ArmAnswer(204), fault)
             return _error(refusal.status, refusal.code, refusal.message)
         answer.body = json.loads(json.dumps(answer.body))
-        unchecked = ("operation", "list resources", "start", "deallocate")
+        unchecked = ("operation", "list resources", "start", "powerOff", "deallocate")
         if method != "DELETE" and parameters["Action"] not in unchecked:
             self.malformed += azure_models.api().wrong_answer(method, path, answer.body)
         return self._sent(parameters, answer, fault)
@@ -304,7 +322,7 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
         name, properties = vm["name"], body["properties"]
         address = self.arm.address_of(self.arm.of["networkInterfaces"][name])
         image = properties["storageProfile"]["imageReference"]["id"].lstrip("/")
-        made = self._vms[name] = _Vm(name, address, self.behaviour, properties["userData"], image)
+        made = self._vms[name] = _Vm(name, address, self.behaviour, self.arm.user_data[name], image)
         base64.b64decode(made.user_data, validate=True)
         if self.refused is not None:
             self.arm.later(partial(self.arm.fail, name, operation, *self.refusal))
@@ -312,8 +330,20 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
             self.arm.later(partial(self._boot, made, operation))
 
     def _boot(self, vm: _Vm, operation: str) -> None:
-        if self.arm.boot(vm.name, operation) and vm.behaviour != NO_AGENT:
+        if not self.arm.boot(vm.name, operation):
+            return
+        if vm.image in self.guests.images:
+            self.guests.boot(vm.name, vm.address, base64.b64decode(vm.user_data))
+        elif vm.behaviour != NO_AGENT:
             self._agent_processes.run(vm.name, self._agent_config(vm))
+
+    def _console(self, name: str) -> str:
+        known = name in self.guests.consoles
+        return self.guests.consoles[name] if known else "Welcome to the guest\r\n"
+
+    def _ended(self, name: str) -> None:
+        self._agent_processes.kill(name)
+        self.guests.end(name)
 
     def _restarted(self, name: str) -> None:
         """Run the agent of a VM that was deallocated and started."""
@@ -338,7 +368,7 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
 
     def _switched_off(self, id: str) -> None:
         """Stop a VM that powers itself off; it exists until it is deleted."""
-        if id in self.running():
+        if self.arm.power.get(id) in ("running", "stopping") and id not in self.arm.going():
             self.end(id)
 
 
@@ -359,7 +389,7 @@ def _parameters(method: str, path: str, query: dict[str, str], body: Any) -> dic
             found.update(Action="destroy", name=name)
         case ("GET", "locations", _, "operations", _):
             found["Action"] = "operation"
-        case ("POST", "virtualMachines", name, ("start" | "deallocate") as action):
+        case ("POST", "virtualMachines", name, ("start" | "powerOff" | "deallocate") as action):
             found.update(Action=action, name=name)
         case ("PATCH", "virtualMachines", name):
             found.update(Action="change VM", name=name)

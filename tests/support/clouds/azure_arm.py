@@ -50,6 +50,8 @@ class Arm:
         reports when it runs. :param ended: called with each VM that stops executing.
     :ivar later: calls a function once an operation has taken its time.
     :ivar page: the length of lists' pages. :ivar restarted: called with each VM that runs again.
+    :ivar press: called with each VM whose system is to power off; has `stop` called.
+    :ivar console_link: returns the link to what a VM has written to its serial port.
     """
 
     def __init__(self, launched: Callable[[Json, str, Json], None], ended: Callable[[str], None]) -> None:
@@ -63,6 +65,9 @@ class Arm:
         self.user_data: dict[str, str] = {}  # of VMs
         self.full: tuple[str, str] = ("", "")  # the error with which starts fail; ("", ""): they don't
         self.restarted: Callable[[str], None] = lambda name: None
+        self.press: Callable[[str], None] = self.stop
+        self.console_link: Callable[[str], str] = lambda name: ""
+        self._powering_off: dict[str, str] = {}  # operations, by VMs' names
         self.failures: dict[str, Json] = {}  # of VMs
         self.operations: dict[str, Json] = {}
         self.images: dict[str, Json] = {}  # by id, as versions
@@ -104,16 +109,16 @@ class Arm:
                 return Answer(200, resources.subnet())
             case ("POST", "Microsoft.Compute", "virtualMachines", name, "retrieveBootDiagnosticsData"):
                 self._there(self.of["virtualMachines"].get(name), name)
-                return Answer(200, {"serialConsoleLogBlobUri": f"{self.endpoint}/console/{name}?sig=x"})
+                return Answer(200, {"serialConsoleLogBlobUri": self.console_link(name)})
             case ("GET", _, kind) if kind in self.of:
                 return self._list(list(self.of[kind].values()), path, query)
-            case ("POST", _, "virtualMachines", name, ("start" | "deallocate") as action):
+            case ("POST", _, "virtualMachines", name, ("start" | "powerOff" | "deallocate") as action):
                 return self._change_power(self._there(self.of["virtualMachines"].get(name), name), action)
             case ("PATCH", _, "virtualMachines", name):
                 return self._change_user_data(self._there(self.of["virtualMachines"].get(name), name), body)
             case ("GET", _, "virtualMachines", name) if query.get("$expand") == "userData":
                 vm = self._there(self.of["virtualMachines"].get(name), name)
-                shown = {**vm["properties"], "userData": self.user_data[name]}
+                shown = {**vm["properties"], "userData": self.user_data.get(name)}
                 return Answer(200, {**vm, "properties": shown})
             case ("GET", _, "virtualMachines", name):
                 vm = self._there(self.of["virtualMachines"].get(name), name)
@@ -197,7 +202,7 @@ class Arm:
         if nic is None:
             raise Refusal(400, "InvalidResourceReference", f"{reference['id']} was not found.")
         vm = vms[name] = resources.vm(name, body)
-        self.user_data[name] = body["properties"]["userData"]
+        self.user_data[name] = body["properties"].get("userData", "")
         disk = body["properties"]["storageProfile"]["osDisk"]["name"]
         self.of["disks"][disk] = resources.disk(disk, dict(body["tags"]), vm["id"])
         nic["properties"]["virtualMachine"] = {"id": vm["id"]}
@@ -254,8 +259,12 @@ class Arm:
 
     def _change_power(self, vm: Json, action: str) -> Answer:
         name, operation = vm["name"], self.begin()
-        if vm["properties"]["provisioningState"] == "Creating":
-            raise Refusal(409, "OperationNotAllowed", "The VM is being created.")
+        if vm["properties"]["provisioningState"] in ("Creating", "Deleting"):
+            raise Refusal(409, "OperationNotAllowed", "The VM is being created or deleted.")
+        if name in self._powering_off:
+            raise Refusal(409, "AnotherOperationInProgress", "Another operation on the VM is in progress.")
+        if action == "powerOff":
+            return self._power_off(name, operation)
         if action == "deallocate":
             if self.power[name] not in ("deallocating", "deallocated"):
                 self.stop(name, "deallocating")
@@ -267,6 +276,16 @@ class Arm:
         else:
             self.power[name] = "starting"
             self.later(lambda: self._has_power(name, operation, "running"))
+        return Answer(202, operation=operation)
+
+    def _power_off(self, name: str, operation: str) -> Answer:
+        if self.power[name] in ("deallocating", "deallocated"):
+            raise Refusal(409, "OperationNotAllowed", "The VM is deallocated or marked for deallocation.")
+        if self.power[name] == "stopped":
+            self.finish(operation)
+        else:
+            self.power[name], self._powering_off[name] = "stopping", operation
+            self.press(name)
         return Answer(202, operation=operation)
 
     def _has_power(self, name: str, operation: str, power: str) -> None:
@@ -292,6 +311,8 @@ class Arm:
     def stop(self, name: str, power: str = "stopped") -> None:
         """Stop a VM, as somebody else would, or as Azure evicts it."""
         self.power[name] = power
+        if operation := self._powering_off.pop(name, ""):
+            self.finish(operation)
         self._ended(name)
 
     def _create_nic(self, name: str, body: Json) -> Answer:
@@ -330,6 +351,8 @@ class Arm:
             return Answer(204)
         if kind == "virtualMachines":
             found["properties"]["provisioningState"] = "Deleting"
+            if operation := self._powering_off.pop(name, ""):
+                self.finish(operation, "OperationPreempted", "The operation was preempted by a deletion.")
             self._ended(name)
             operation = self.begin()
             self.later(lambda: self._gone(name, operation))

@@ -191,7 +191,7 @@ def vm(name: str, body: Json) -> Json:
         "vmId": str(uuid.uuid4()),
         "timeCreated": now(),
     }
-    del properties["userData"]
+    properties.pop("userData", None)
     return {
         **body,
         "id": f"{VMS}/{name}",

@@ -19,6 +19,7 @@ from infranetes.providers.cloud.azure.settings import Settings
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, LaunchRequest
 
 _MAX_USER_DATA = 65536  # characters of base64
+USER_DATA_BYTES = _MAX_USER_DATA // 4 * 3
 _ANY_PRICE = -1.0
 
 
@@ -79,7 +80,7 @@ def vm(settings: Settings, group: Group, request: LaunchRequest, name: str) -> M
         "networkProfile": {
             "networkInterfaces": [{"id": nic, "properties": {"primary": True, "deleteOption": "Delete"}}]
         },
-        "userData": user_data(request.identity),
+        **({"userData": user_data(request.identity)} if request.identity else {}),
         "diagnosticsProfile": {"bootDiagnostics": {"enabled": True}},
         **_priority(request),
     }
@@ -129,6 +130,7 @@ def user_data(identity: bytes) -> str:
     text = base64.b64encode(identity).decode()
     if len(text) > _MAX_USER_DATA:
         raise CloudError(
-            ErrorKind.INVALID, f"the VM's identity is longer than Azure's {_MAX_USER_DATA} bytes"
+            ErrorKind.INVALID,
+            f"the VM's user-data is longer than the {_MAX_USER_DATA} bytes that Azure takes",
         )
     return text

@@ -25,9 +25,10 @@ from infranetes.providers.cloud.azure.driver import ADDRESS, DISK, NIC, VM, Driv
 from infranetes.providers.cloud.azure.errors import AzureError
 from infranetes.providers.cloud.azure.names import Group, is_id, kind_of, last, name_of
 from infranetes.providers.cloud.azure.resources import Operation, Status, Tagged, Vm
+from infranetes.providers.cloud.azure.serial_logs import SerialLogs
 from infranetes.providers.cloud.azure.settings import Settings
 from infranetes.providers.cloud.azure.sizes import zone_name
-from infranetes.providers.cloud.azure.states import power_of, state_of, statuses_of
+from infranetes.providers.cloud.azure.states import has_failed, power_of, state_of, statuses_of
 from infranetes.providers.cloud.calls.connections import close_session
 from infranetes.providers.cloud.interface import (
     CLUSTER,
@@ -70,6 +71,7 @@ class AzureCloud:
 
     name = "azure"
     rates: Mapping[Action, Rate] = _RATES
+    user_data_bytes = body.USER_DATA_BYTES
     # Of looks at single VMs, Compute serves 27 times as many as of lists.
     looks_per_list = 10
 
@@ -81,6 +83,7 @@ class AzureCloud:
         self._book = book
         book.use_zones(self._zone(each) for each in settings.zones)
         self._addresses = Addresses()
+        self._serial_logs = SerialLogs()
         # How far launches have come, as each step can fail: the names of VMs that have a network interface,
         # and of VMs that Azure has created.
         self._with_nic: set[str] = set()
@@ -328,6 +331,7 @@ class AzureCloud:
             zone=self._zone(zones[0]) if zones else "",
             halted=power == "deallocated" and not is_going,
             halting=power in ("stopping", "stopped", "deallocating") and not is_going,
+            failed=state is InstanceState.ENDED and has_failed(properties, statuses),
         )
         if made.state is InstanceState.RUNNING and made.private_address:
             self._ran[made.id] = made
@@ -338,6 +342,7 @@ class AzureCloud:
     def _thd_destroy(self, driver: Driver, vm: CloudVM) -> bool:
         self._ran.pop(vm.id, None)
         self._changes.pop(vm.id, None)
+        self._serial_logs.forget(vm.id)
         if not driver.delete(VM, vm.id):
             raise CloudError(ErrorKind.NOT_FOUND, f"there is no VM {vm.id}")
         return True
@@ -373,7 +378,25 @@ class AzureCloud:
         driver.delete(_KINDS[leftover.kind], leftover.id)
 
     def _thd_console_output(self, driver: Driver, id: str) -> str:
-        return driver.console_output(id)
+        return self._serial_logs._thd_read(driver, id).decode(errors="replace").strip()
+
+    # ---- Guests without our agent
+
+    def _thd_power_off(self, driver: Driver, id: str) -> None:
+        self._ran.pop(id, None)
+        try:
+            driver.change_power(id, "powerOff")
+        except AzureError as error:
+            if error.error_code != "AnotherOperationInProgress":
+                raise
+            raise CloudError(ErrorKind.STATE, f"VM {id} is being changed: {error}") from error
+
+    def _thd_console_log(self, driver: Driver, id: str) -> bytes:
+        return self._serial_logs._thd_read(driver, id)
+
+    def _thd_deallocate(self, driver: Driver, id: str) -> None:
+        """See `BillsStoppedVms`."""
+        driver.change_power(id, "deallocate")
 
     # ---- VMs that wait stopped
 

@@ -20,10 +20,11 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
 from libcloud.common.azure_arm import AzureJsonResponse, AzureResourceManagementConnection
+from libcloud.common.base import Connection as LibcloudConnection
 from libcloud.common.base import ConnectionUserAndKey
+from libcloud.common.base import Response as LibcloudResponse
 from libcloud.common.types import MalformedResponseError
 from libcloud.compute.drivers.azure_arm import AzureNodeDriver
-from libcloud.utils.connection import get_response_object
 
 from infranetes.providers.cloud.azure.credentials import Credentials, environment
 from infranetes.providers.cloud.azure.errors import AzureError
@@ -52,7 +53,6 @@ VM, NIC, ADDRESS, DISK = (
 )
 _VERSIONS = {VM: COMPUTE, NIC: NETWORK, ADDRESS: NETWORK, DISK: DISKS}
 _MAX_PAGES = 1000
-_MAX_CONSOLE = 64 * 1024
 
 _Json: TypeAlias = Any
 """Azure's answer, before the caller gives it the type of its resource."""
@@ -109,6 +109,27 @@ class Connection(AzureResourceManagementConnection):  # type: ignore[misc]
                 raise
             self._credentials._thd_forget(self._sent_token)
         return ConnectionUserAndKey.request(self, *args, **options)  # once more, with a new token
+
+
+class _StorageAnswer(LibcloudResponse):  # type: ignore[misc]
+    """An answer of Azure's storage, whose content is bytes."""
+
+    # Any: libcloud's base class takes them
+    def __init__(self, response: Any, connection: Any) -> None:
+        response.encoding = "latin-1"  # libcloud reads text, and has its encoding guessed, which takes long
+        self.content: bytes = response.content
+        super().__init__(response, connection)
+
+    def success(self) -> bool:
+        return int(self.status) in (200, 206)
+
+    def parse_error(self) -> str:
+        code = self.headers.get("x-ms-error-code", "")
+        raise AzureError(int(self.status), code, "a serial log can't be read", self.headers)
+
+
+class _Storage(LibcloudConnection):  # type: ignore[misc]
+    responseCls = _StorageAnswer
 
 
 class Driver(AzureNodeDriver):  # type: ignore[misc]
@@ -182,8 +203,10 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
             raise CloudError(ErrorKind.UNEXPECTED, f"an operation is at {parts.netloc}, not at {self._own}")
         return f"{parts.path}?{parts.query}" if link else ""
 
-    def change_power(self, name: str, action: Literal["start", "deallocate"]) -> str:
-        """Start or deallocate a VM. Returns its operation's path; "": it is done. Idempotent."""
+    def change_power(self, name: str, action: Literal["start", "powerOff", "deallocate"]) -> str:
+        """Start, power off or deallocate a VM. Returns its operation's path; "": it is done.
+
+        Its system is asked to power off first. A VM that is off is billed until it is deallocated."""
         path = f"{self._group.resource(VM, name)}/{action}"
         params = {"api-version": COMPUTE}
         answer = self.connection.request(path, params=params, method="POST", retry_failed=False)
@@ -260,8 +283,9 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
         address: PublicAddress | None = self._find(self._group.resource(ADDRESS, name), NETWORK)
         return address
 
-    def console_output(self, name: str) -> str:
-        """Return the end of a VM's output to its serial port; "": there is none."""
+    def serial_log(self, name: str) -> str:
+        """Return a link to what a VM has written to its serial port, signed for two hours; "": there is
+        none. Azure counts this as a change."""
         path = f"{self._group.resource(VM, name)}/retrieveBootDiagnosticsData"
         try:
             found = self._request("POST", path, {"api-version": COMPUTE})
@@ -269,11 +293,24 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
             if error.code in (404, 409):
                 return ""
             raise
-        link = found.get("serialConsoleLogBlobUri") or ""
-        if not link:
-            return ""
-        answer = get_response_object(link, retry_failed=False)  # the link is signed: no token is sent there
-        return str(answer.body or "")[-_MAX_CONSOLE:].strip()
+        return str(found.get("serialConsoleLogBlobUri") or "")
+
+    def blob(self, link: str, begin: int, size: int) -> bytes:
+        """Return a part of a blob. :param link: signed, so that no token is sent there.
+
+        :raise AzureError: 404: there is no such blob. 416: it ends before `begin`."""
+        parts = urlsplit(link)
+        connection = _Storage(
+            host=parts.netloc, secure=parts.scheme == "https", timeout=self.connection.timeout
+        )
+        answer = connection.request(
+            parts.path,
+            params=dict(parse_qsl(parts.query)),
+            headers={"Range": f"bytes={begin}-{begin + size - 1}"},
+            retry_failed=False,
+        )
+        content: bytes = answer.content[:size]
+        return content
 
     # ---- What VMs are made of
 

@@ -8,8 +8,8 @@ Failed                 running                           RUNNING       something
 Failed                 any other that is known           ENDED
 Deleting               any                               ENDED
 any other              running                           RUNNING
-any other              stopping, stopped, deallocating,
-                       deallocated                       ENDED         STOPPED if we have deallocated it
+any other              stopping, deallocating            PENDING       its system may be powering off
+any other              stopped, deallocated              ENDED         STOPPED if we have deallocated it
 any other              any other, or not known yet       PENDING       what ran stays RUNNING in the ledger
 """
 
@@ -21,7 +21,8 @@ from infranetes.providers.cloud.azure.names import last
 from infranetes.providers.cloud.azure.resources import Status, Vm, VmProperties
 from infranetes.providers.interface import InstanceState
 
-_STOPPED = ("stopping", "stopped", "deallocating", "deallocated")
+_STOPPED = ("stopped", "deallocated")
+_PREEMPTED = "preempted: Azure has reclaimed the spot VM, or it was deallocated"
 
 
 def statuses_of(vm: Vm) -> Sequence[Status]:
@@ -40,11 +41,17 @@ def state_of(properties: VmProperties, statuses: Sequence[Status]) -> tuple[Inst
     if provisioning == "Failed" and statuses:
         return InstanceState.ENDED, f"Azure failed to make it: {_failure(statuses)}"
     if power in _STOPPED and provisioning != "Creating":
-        is_spot = properties.get("priority") == "Spot"
-        if is_spot and power.startswith("dealloc"):
-            return InstanceState.ENDED, "preempted: Azure has reclaimed the spot VM, or it was deallocated"
-        return InstanceState.ENDED, f"it is {power}"
+        return InstanceState.ENDED, _PREEMPTED if _is_preempted(properties, power) else f"it is {power}"
     return InstanceState.PENDING, ""
+
+
+def has_failed(properties: VmProperties, statuses: Sequence[Status]) -> bool:
+    """Return whether a VM that has ended was ended by Azure."""
+    return properties.get("provisioningState") == "Failed" or _is_preempted(properties, power_of(statuses))
+
+
+def _is_preempted(properties: VmProperties, power: str) -> bool:
+    return properties.get("priority") == "Spot" and power == "deallocated"
 
 
 def power_of(statuses: Sequence[Status]) -> str:

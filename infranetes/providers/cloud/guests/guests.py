@@ -11,19 +11,31 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred, TimeoutError
+from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from infranetes.providers.cloud.calls.calls import Calls
 from infranetes.providers.cloud.guests.console import CloudConsole
 from infranetes.providers.cloud.guests.hypervisor import CloudHypervisor
 from infranetes.providers.cloud.guests.kept import KeptConsole
 from infranetes.providers.cloud.guests.records import GuestRecord, GuestRecords
-from infranetes.providers.cloud.interface import Action, CloudError, CloudVM, D, ErrorKind, GuestCloud
+from infranetes.providers.cloud.interface import (
+    Action,
+    BillsStoppedVms,
+    CloudError,
+    CloudVM,
+    D,
+    ErrorKind,
+    GuestCloud,
+)
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.cloud.vms.ledger import Ledger
 from infranetes.providers.interface import InstanceState
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import NotFound, ResourceExhausted
 from infranetes_common.reactors import IReactor
+
+_log = Logger()
 
 OFF_SECONDS = 120.0  # for which the end of a guest that was asked to power off is looked for more often
 
@@ -195,6 +207,17 @@ class _Vm(Generic[D]):
                     return
                 with suppress(TimeoutError):
                     await changed().addTimeout(left, around.reactor)
+
+    def spare(self) -> None:
+        around, id = self._around, self._id
+        if isinstance(around.cloud, BillsStoppedVms):
+            work = around.calls.call(
+                f"deallocate VM {id}", partial(around.cloud._thd_deallocate, id=id), action=Action.CHANGE
+            )
+            around.task(work).addErrback(self._is_not_spared)
+
+    def _is_not_spared(self, failure: Failure) -> None:
+        _log.warn("VM {vm} is off, and billed until its pod goes: {error}", vm=self._id, error=failure.value)
 
     async def destroy(self) -> None:
         await self._around.destroy(self._id)

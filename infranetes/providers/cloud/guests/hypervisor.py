@@ -46,6 +46,9 @@ class GuestVm(Protocol):
     async def power_off(self) -> None:
         """Ask its guest to power off, and have its end noticed soon."""
 
+    def spare(self) -> None:
+        """Have the VM, which is off and kept, cost as little as it can. Never fails."""
+
     async def destroy(self) -> None:
         """End the VM at once."""
 
@@ -176,6 +179,7 @@ class CloudHypervisor:
             await self._end(GuestState.CRASHED, exit_code=FAILED, reason="VMFailed", message=vm.detail)
         else:
             await self._end(GuestState.OFF)
+            self._vm.spare()
 
     async def _end(
         self, state: GuestState, *, exit_code: int = 0, reason: str = "", message: str = ""

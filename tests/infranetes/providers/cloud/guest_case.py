@@ -35,14 +35,14 @@ class GuestCase(WorldCase):
 
     provider: Any  # a CloudProvider
 
-    async def request(self) -> InstanceSpec:
+    async def request(self, user_data: bytes = USER_DATA) -> InstanceSpec:
         """Return what such a server is asked for with."""
         image = await self.world.guest_image("web:1.0")
         return attrs.evolve(
             self.spec(),
             request=VmRequest(
                 image=image,
-                guest=GuestBoot(USER_DATA),
+                guest=GuestBoot(user_data),
                 annotations={"infranetes.io/spot": "true"} if self.spot else {},
             ),
         )

@@ -147,7 +147,9 @@ class StateTests(SynchronousTestCase):
             ("Succeeded", "running", RUNNING),
             ("Updating", "running", RUNNING),
             ("Succeeded", "stopped", ENDED),
-            ("Succeeded", "deallocating", ENDED),
+            ("Succeeded", "deallocated", ENDED),
+            ("Succeeded", "stopping", PENDING),
+            ("Succeeded", "deallocating", PENDING),
             ("Succeeded", "starting", PENDING),
             ("Succeeded", "", PENDING),
         ):
