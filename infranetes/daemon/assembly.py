@@ -95,6 +95,7 @@ from infranetes.pods.node.hooks import Features, PodFeature
 from infranetes.pods.node.logs import Logs
 from infranetes.pods.node.times import Times
 from infranetes.pods.sleeping.idleness import SleepyPods
+from infranetes.pods.sleeping.probes import PodProbes
 from infranetes.pods.sleeping.sleep import PodSleep
 from infranetes.pods.store.store import Store
 from infranetes.pods.streams import Streams
@@ -312,6 +313,7 @@ class Daemon(OrderedServices):
             KeptCollection(node, self._kept, config.kept),
             self._sleep,
             SleepyPods(node, self._gate, self._sleep),
+            PodProbes(node, self._gate),
             NetworkChoice(config.kubernetes.network),
             self._make_pod_overlay(node),
             self._firewalls,

@@ -12,7 +12,8 @@ once something else has. A connection that there is when the VM falls asleep is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 from twisted.internet.defer import Deferred
@@ -57,6 +58,8 @@ class SleepGate:
         self._connected: dict[str, ClientConnection] = {}
         self._in_use: Counter[str] = Counter()
         self._used: Counter[str] = Counter()
+        self._probing: Counter[str] = Counter()
+        self._probed: Counter[str] = Counter()
 
     def close(self, id: str) -> None:
         """Let no call pass, and end those that are on their way. Idempotent."""
@@ -80,6 +83,7 @@ class SleepGate:
         self.open(id)
         self._connected.pop(id, None)
         self._used.pop(id, None)
+        self._probed.pop(id, None)
 
     def is_closed(self, id: str) -> bool:
         """Return whether calls wait."""
@@ -89,9 +93,25 @@ class SleepGate:
         """Return whether a call is under way that needs the VM."""
         return self._in_use[id] > 0
 
+    def in_demand(self, id: str) -> bool:
+        """Return whether a call is under way that needs the VM, and is no probe."""
+        return self._in_use[id] > self._probing[id]
+
     def uses(self, id: str) -> int:
-        """Return how many calls have begun that needed the VM."""
-        return self._used[id]
+        """Return how many calls have begun that needed the VM, without probes."""
+        return self._used[id] - self._probed[id]
+
+    @contextmanager
+    def probe(self, id: str) -> Iterator[None]:
+        """Count the one call within as a probe: it keeps no VM awake, though it wakes one that sleeps."""
+        self._probing[id] += 1
+        self._probed[id] += 1
+        try:
+            yield
+        finally:
+            self._probing[id] -= 1
+            if not self._probing[id]:
+                del self._probing[id]
 
     # ---- for clients of agents
 

@@ -150,6 +150,7 @@ KEEP_AS = Annotation("keep-as", "", _KEPT_NAME, "a kept state's name")
 KEEP_AFTER = Annotation("keep-after", "", _seconds, "a number of seconds up to 86400")
 KEEP_SECRETS = Annotation("keep-secrets", "", boolean, "true or false")
 SLEEP_AFTER = Annotation("sleep-after", "", _idle_seconds, "a number of seconds from 10 to 86400")
+SLEEP_PROBES = Annotation("sleep-probes", "", _seconds, "a number of seconds up to 86400")
 BEFORE_KEEP = Annotation("before-keep", "", _hooks, _HOOK_WORDS)
 AFTER_CLONE = Annotation("after-clone", "", _hooks, _HOOK_WORDS)
 SERVICE_PROXY = Annotation("service-proxy", "", boolean, "true or false", ("infranetes.startproxy",))
@@ -209,6 +210,7 @@ TABLE = (
     BEFORE_KEEP,
     AFTER_CLONE,
     SLEEP_AFTER,
+    SLEEP_PROBES,
     Annotation("network-interface", "", boolean, "true or false", ("infranetes.createinterface",)),
     Annotation("shared-paths", "", matching(r"[^\0]*"), "paths", ("infranetes.sharedpaths",)),
 )
@@ -298,10 +300,22 @@ def keep_as(annotations: Mapping[str, str]) -> KeepAs | None:
 
 def sleep_after(annotations: Mapping[str, str]) -> float:
     """Return after how many idle seconds a pod sleeps; 0: never. :raise InvalidArgument: malformed."""
-    name = PREFIX + SLEEP_AFTER.name
+    return _seconds_of(SLEEP_AFTER, annotations)
+
+
+def sleep_probes(annotations: Mapping[str, str]) -> float:
+    """Return for how many seconds the node repeats the last good answers of a pod that sleeps to its probes.
+
+    0: each probe wakes it. :raise InvalidArgument: malformed."""
+    return _seconds_of(SLEEP_PROBES, annotations)
+
+
+def _seconds_of(annotation: Annotation, annotations: Mapping[str, str]) -> float:
+    """Return an annotation's seconds; 0: there are none. :raise InvalidArgument: malformed."""
+    name = PREFIX + annotation.name
     if name not in annotations:
         return 0.0
-    seconds = SLEEP_AFTER.value(name, annotations[name])
+    seconds = annotation.value(name, annotations[name])
     assert isinstance(seconds, float)
     return seconds
 

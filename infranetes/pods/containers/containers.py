@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import attrs
 from twisted.internet.defer import TimeoutError as DeferredTimeout
 
@@ -137,11 +139,12 @@ class Containers:
         container = self.lookup(id)
         if container.state is not ContainerState.RUNNING:
             raise FailedPrecondition(f"container {container.id} is not running")
-        agent = container.sandbox.agent()
         most = self._node.times.exec_limit if limit is None else min(limit, self._node.times.exec_limit)
         began = self._node.clock.seconds()
         try:
-            result = await agent.exec_sync(container.id, command, seconds, most, MAX_EXEC_OUTPUT + 1)
+            result = await self._node.features.execute(
+                container, command, partial(self._run_command, container, command, seconds, most)
+            )
         except DeadlineExceeded:
             log_command(
                 container, command, "was killed: it took too long", self._node.clock.seconds() - began
@@ -155,6 +158,12 @@ class Containers:
         # The caller may next read on the node what the command wrote: other runtimes' containers share files.
         await self._node.features.caught_up(container)
         return _cut(result)
+
+    async def _run_command(
+        self, container: Container, command: list[str], seconds: int, most: float
+    ) -> vmserver.ExecSyncResponse:
+        agent = container.sandbox.agent()
+        return await agent.exec_sync(container.id, command, seconds, most, MAX_EXEC_OUTPUT + 1)
 
     async def reopen_log(self, id: str) -> None:
         """Continue the log in a new file at its path.

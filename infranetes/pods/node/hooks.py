@@ -8,7 +8,7 @@ life, and backwards while it ends. In the order of a pod's life:
     RunPodSandbox      check  start_from  zone  before_launch  attachment  connected  live  answered  ready
     CreateContainer    before_create  prepare  adopted, and release if it fails
     StartContainer     before_start
-    ExecSync           caught_up
+    ExecSync           execute  caught_up
     a pod is kept      volumes_of  hold_still  go_on
     a container ends   collect, or unwritten if its agent can't be asked
     RemoveContainer    release
@@ -22,9 +22,10 @@ A hook that fails fails the call that it is part of, unless its docstring says o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -38,6 +39,9 @@ from infranetes_common.wire import cri, vmserver
 if TYPE_CHECKING:
     from infranetes.pods.node.handlers import Handler
     from infranetes.pods.node.inventory import Container, Inventory, Sandbox
+
+#: Runs a command to its end.
+Run: TypeAlias = Callable[[], Awaitable[vmserver.ExecSyncResponse]]
 
 _log = Logger()
 
@@ -169,6 +173,14 @@ class PodFeature:
 
     async def before_start(self, container: Container) -> None:
         """Wait until the container may be started."""
+
+    async def execute(
+        self, container: Container, command: Sequence[str], run: Run
+    ) -> vmserver.ExecSyncResponse:
+        """Return what a command in the container comes to.
+
+        :param run: runs it in the VM, and returns that."""
+        return await run()
 
     async def caught_up(self, container: Container) -> None:
         """Bring to the node what a command in the container, which has ended, has written."""
@@ -337,6 +349,14 @@ class Features:
     async def before_start(self, container: Container) -> None:
         for feature in self:
             await feature.before_start(container)
+
+    async def execute(
+        self, container: Container, command: Sequence[str], run: Run
+    ) -> vmserver.ExecSyncResponse:
+        """Have the first feature call what the later ones do, and the last one run the command."""
+        for feature in reversed(self):
+            run = partial(feature.execute, container, command, run)
+        return await run()
 
     async def caught_up(self, container: Container) -> None:
         for feature in self:

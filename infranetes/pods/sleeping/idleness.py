@@ -116,7 +116,7 @@ class SleepyPods(PodFeature):
             self._quiet[sandbox.id] = _Quiet(now, activity, uses, now)
             return
         before.at, before.activity = now, activity
-        if now - before.since >= after:
+        if now - before.since >= after and not self._gate.in_use(sandbox.id):
             await self._fall_asleep(sandbox, before)
 
     def _idle(self, sandbox: Sandbox, before: _Quiet, activity: Activity, uses: int, now: float) -> bool:
@@ -125,7 +125,7 @@ class SleepyPods(PodFeature):
         runs = [each.state is ContainerState.RUNNING for each in sandbox.containers.values()]
         return (
             any(runs)
-            and not self._gate.in_use(sandbox.id)
+            and not self._gate.in_demand(sandbox.id)
             and uses == before.uses
             and activity.packets == before.activity.packets
             and 0 <= cpu <= IDLE_CPU * max(now - before.at, 0.001)

@@ -151,6 +151,11 @@ class PodSleep(PodFeature):
             with suppress(InfranetesError):
                 figures = await sandbox.agent().stats(within=STATS_SECONDS)
             await self._put_mark(sandbox, figures)
+            try:
+                self.check_now(sandbox)  # again: a call may have begun meanwhile, which is not to be cut off
+            except BaseException:
+                await self._remove_mark(sandbox.id)
+                raise
             self._close(sandbox, figures)
             try:
                 slept = await provider.sleep(sandbox.machine.facts.instance_id)

@@ -16,6 +16,7 @@ from infranetes.machines.sleeping import SleepGate
 from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.sleeping.idleness import SleepyPods
+from infranetes.pods.sleeping.probes import PodProbes
 from infranetes.pods.sleeping.sleep import PodSleep
 from infranetes.providers.interface import InstanceState
 from infranetes.providers.sleeping import Activity, ISleeps, Slept
@@ -95,15 +96,18 @@ class Sleeps:
 
 
 class MeasuringAgent(FakeAgent):
-    """An agent that has figures. :ivar figures: these."""
+    """An agent that has figures. :ivar figures: these. :ivar figures_wait: a Deferred for which they wait."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.figures = vmserver.StatsResponse()
+        self.figures_wait: Deferred[None] | None = None
 
     @call
     async def stats(self, within: float = 30.0) -> vmserver.StatsResponse:
         self._reach()
+        if self.figures_wait is not None:
+            await self.figures_wait
         return self.figures
 
 
@@ -118,7 +122,7 @@ class SleepingNode(FakeNode):
         self.gate = SleepGate()
         self.sleeping = PodSleep(self.node, self.gate, self.held.__contains__)
         self.sleepy = SleepyPods(self.node, self.gate, self.sleeping)
-        features: list[PodFeature] = [self.sleeping, self.sleepy]
+        features: list[PodFeature] = [self.sleeping, self.sleepy, PodProbes(self.node, self.gate)]
         for feature in features:
             self.join(feature)
 
@@ -127,9 +131,10 @@ class SleepCase(SynchronousTestCase):
     """One pod with a container that runs."""
 
     annotations: ClassVar[dict[str, str]] = {}
+    node = SleepingNode
 
     def setUp(self) -> None:
-        self.world = SleepingNode()
+        self.world = self.node()
         self.sleeps = Sleeps(self.world.provider)
         self.world.restart()
         self.addCleanup(lambda: self.world.kill())

@@ -112,6 +112,15 @@ class SleepTests(SleepCase):
             self.successResultOf(each)
         self.assert_awake()
 
+    def test_a_call_that_begins_before_the_others_have_to_wait_is_not_cut_off(self) -> None:
+        self.agent.figures_wait = Deferred()
+        falling = self.falling()
+        self.patch(self.world.gate, "in_use", lambda id: True)
+        self.agent.figures_wait.callback(None)
+        self.failureResultOf(falling, FailedPrecondition)
+        self.assert_awake()
+        self.assertEqual(self.sleeps.asked, [])
+
     def test_one_that_is_being_woken_sleeps_once_it_is_awake(self) -> None:
         self.fall_asleep()
         self.sleeps.waking, self.agent.silent = Deferred(), True
