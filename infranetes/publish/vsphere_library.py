@@ -17,7 +17,8 @@ import attrs
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 from infranetes.providers.cloud.vsphere.library import Library
 from infranetes.providers.cloud.vsphere.rest import Rest, malformed_answer
-from infranetes.providers.cloud.vsphere.session import PORT, tls_context
+from infranetes.providers.cloud.vsphere.session import PORT
+from infranetes.providers.cloud.vsphere.tls import tls_context
 from infranetes.publish.interface import Report
 from infranetes.publish.progress import UploadProgress
 

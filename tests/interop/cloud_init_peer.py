@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # mypy: ignore-errors
-"""Reads CDs as cloud-init does, and prints what it understood. Run by the Python that cloud-init is for.
+"""Reads CDs, and vSphere's guestinfo, as cloud-init does, and prints what it understood.
 
-python3 cloud_init_peer.py nocloud|configdrive DIRECTORY
+Run by the Python that cloud-init is for:
+python3 cloud_init_peer.py nocloud|configdrive|guestinfo DIRECTORY
 """
 
 import json
@@ -15,7 +16,7 @@ from cloudinit.config.schema import SchemaValidationError, get_schema, validate_
 from cloudinit.distros import rhel
 from cloudinit.handlers.cloud_config import CloudConfigPartHandler
 from cloudinit.net import eni, netplan, network_state, networkd, sysconfig
-from cloudinit.sources import DataSourceConfigDrive, DataSourceNoCloud
+from cloudinit.sources import DataSourceConfigDrive, DataSourceNoCloud, DataSourceVMware
 from cloudinit.sources.helpers import openstack
 
 MAC = "52:54:00:ab:cd:ef"
@@ -27,6 +28,14 @@ def read(kind, directory, paths):
         found = DataSourceConfigDrive.read_config_drive(directory)
         network = openstack.convert_net_json(found["networkdata"], known_macs={MAC: "ens3"})
         return found["metadata"], found.get("userdata") or b"", network
+    if kind == "guestinfo":
+        value = {path.name: path.read_text() for path in pathlib.Path(directory).iterdir()}
+        said = {
+            key: DataSourceVMware.decode(key, value[f"guestinfo.{key}.encoding"], value[f"guestinfo.{key}"])
+            for key in ("metadata", "userdata")
+        }
+        meta = DataSourceVMware.process_metadata(DataSourceVMware.load_json_or_yaml(said["metadata"]))
+        return meta, said["userdata"], meta["network"]["config"]
     found = DataSourceNoCloud.util.pathprefix2dict(
         directory, required=["user-data", "meta-data"], optional=["vendor-data", "network-config"]
     )

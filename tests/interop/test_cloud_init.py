@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CDs of guests, as Debian's cloud-init understands them."""
+"""What guests are told by CDs, and by vSphere's guestinfo, as Debian's cloud-init understands them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.cloud_init.document import GuestDocument, GuestVolume
 from infranetes.machines.agentless.access import GuestFile
+from infranetes.providers.cloud.vsphere import guest_info
 from infranetes.providers.machine_annotations import (
     CloudInit,
     GuestChoices,
@@ -62,6 +63,12 @@ class CloudInitTests(SynchronousTestCase):
                     (top / name).parent.mkdir(parents=True, exist_ok=True)
                     (top / name).write_bytes(content)
                 asked += [kind.value, str(top)]
+        return self.understood(*asked)
+
+    def understood(self, *asked: str) -> list[Any]:
+        """Return what cloud-init makes of these. Any: JSON.
+
+        :param asked: a kind, its directory, and so on."""
         done = subprocess.run(
             ["/usr/bin/python3", str(PEER), *asked],
             env={**os.environ, "PYTHONPATH": str(TOOLS / "cloud-init/usr/lib/python3/dist-packages")},
@@ -86,6 +93,20 @@ class CloudInitTests(SynchronousTestCase):
             self.assertEqual(config["bootcmd"][0], "own")
             self.assertIn("\nmount_disk vol1 /data ext4 rw\n", config["bootcmd"][1])
             self.assertEqual(len(config["bootcmd"]), 2)
+
+    def test_what_vsphere_has_in_guestinfo(self) -> None:
+        top = Path(self.mktemp())
+        top.mkdir()
+        for key, value in guest_info.options("vm-1", OWN.encode(), BRIDGED).items():
+            (top / key).write_text(value)
+        [found] = self.understood("guestinfo", str(top))
+        self.assertEqual((found["faults"], found["meta"]["instance-id"]), ("", "vm-1"))
+        self.assertEqual(found["config"]["hostname"], "chosen")
+        network = found["network"]
+        self.assertIn("address 10.88.0.7/16", network["eni"])
+        self.assertIn("route add default gw 10.88.0.1", network["eni"])
+        self.assertIn("via: 10.88.0.1", network["netplan"])
+        self.assertIn("GATEWAY=10.88.0.1", network["sysconfig"])
 
     def test_a_root_that_stays_is_valid_too(self) -> None:
         for found in self.both(attrs.evolve(WHOLE, instance_id="root-7")):

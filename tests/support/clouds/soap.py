@@ -20,6 +20,9 @@ _THIS = re.compile(r"<_this[^>]*>([^<]+)</_this>")
 _INNER = {
     "ManagedObjectNotFound": '<obj type="VirtualMachine">vm-0</obj>',
     "TaskInProgress": '<task type="Task">task-0</task>',
+    "InvalidPowerState": (
+        "<requestedState>poweredOn</requestedState><existingState>poweredOff</existingState>"
+    ),
     "NotAuthenticated": '<object type="Folder">f-0</object><privilegeId>System.Ledger</privilegeId>',
 }
 
@@ -43,7 +46,7 @@ def refusal(rule: Fault) -> tuple[int, bytes] | None:
     if rule.kind is FaultKind.ERROR:
         return 503, b"Service Unavailable"
     name = refused_with(rule)
-    return (500, fault(name, _INNER.get(name, ""))) if name else None
+    return (500, fault(name)) if name else None
 
 
 def refused_with(rule: Fault) -> str:
@@ -59,6 +62,7 @@ def refused_with(rule: Fault) -> str:
 
 def fault(name: str, inner: str = "") -> bytes:
     """Return a fault of vCenter's. :param inner: its fields."""
+    inner = inner or _INNER.get(name, "")
     detail = f'<{name}Fault xmlns="urn:vim25" xsi:type="{name}">{inner}</{name}Fault>'
     return envelope(
         f"<soapenv:Fault><faultcode>ServerFaultCode</faultcode><faultstring>the test's {name}</faultstring>"

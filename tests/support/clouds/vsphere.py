@@ -37,8 +37,10 @@ from infranetes.providers.cloud.interface import SANDBOX
 from infranetes.providers.cloud.vsphere.inventory import IMAGE_NAME
 from infranetes.providers.cloud.vsphere.specs import IDENTITY
 from tests.support.clouds import agent_processes, vcsim, vmtoolsd
+from tests.support.clouds.console_files import ConsoleFiles
 from tests.support.clouds.faults import NEVER, NO_AGENT, NORMAL, FaultKind, Faults
 from tests.support.clouds.first_class_disks import FirstClassDisks
+from tests.support.clouds.guest_instances import GuestInstances
 from tests.support.clouds.hosts import Hosts
 from tests.support.clouds.http_sites import Answer, Answering, ClosableSite
 from tests.support.clouds.library import RestProxy
@@ -78,6 +80,8 @@ class SimulatedVcenter:
     :ivar vm_images: its images of VM-image pods.
     :ivar clone_seconds: how long clones take; 0.0: vcsim's milliseconds.
     :ivar boot_seconds: how long boots take after that.
+    :ivar guests: its VMs without our agent. :ivar have_tools: whether VMware Tools run in them.
+    :ivar consoles: the files of their serial ports.
     :ivar rest: the proxy of requests to the REST interface. :ivar disks: its first class disks.
     """
 
@@ -104,6 +108,10 @@ class SimulatedVcenter:
         self.faults = Faults()
         self.behaviour = NORMAL
         self.vm_images = VMImageInstances(reactor, self._switched_off)
+        self.guests = GuestInstances(reactor, lambda name: self._switched_off(self._guest_ids[name]))
+        self.have_tools = True
+        self._guest_ids: dict[str, str] = {}  # of guests' VMs, by their names
+        self.consoles = ConsoleFiles(self.vcsim, lambda name: self.guests.consoles.get(name, ""), self._is_on)
         self.requests: list[dict[str, str]] = []
         self.has_forgotten_events = False  # those of all VMs, as vCenter does after a month
 
@@ -129,6 +137,7 @@ class SimulatedVcenter:
         for id in self._vms:
             self._turn_off(id)
         await self.vm_images.stop()
+        await self.guests.stop()
         await self._port.stopListening()
         await self._pool.closeCachedConnections()
         await self._site.close_connections()
@@ -150,6 +159,7 @@ class SimulatedVcenter:
             "resource_pools": list(vcsim.POOLS),
             "networks": list(vcsim.NETWORKS),
             "volumes_datastore": "LocalDS_0",
+            "consoles_datastore": "LocalDS_0",
             "addresses": "127.78.0.0/16",
             "retry_first": 0.02,
             "retry_most": 0.2,
@@ -194,7 +204,10 @@ class SimulatedVcenter:
 
     def held(self) -> dict[str, str]:
         """Return descriptions of everything that costs money, with the token in its name."""
-        return {f"VM {name}": "".join(_TOKEN.findall(name)) for name in self.names()}
+        return {
+            **{f"VM {name}": "".join(_TOKEN.findall(name)) for name in self.names()},
+            **{f"console of {name}": "".join(_TOKEN.findall(name)) for name in list(self.consoles.there)},
+        }
 
     def holdings(self) -> list[str]:
         """Return descriptions of everything that costs money."""
@@ -209,6 +222,26 @@ class SimulatedVcenter:
         vm = self.vm(name)
         vcsim.done(vm.PowerOffVM_Task())
         self._turn_off(vm._moId)
+
+    def end_sessions(self) -> None:
+        """End all sessions but the test's own, as vCenter does with those that were idle."""
+        manager = self.vcsim.content.sessionManager
+        mine = manager.currentSession.key
+        manager.TerminateSession([each.key for each in manager.sessionList if each.key != mine])
+        self.consoles.sessions.clear()
+
+    def suspend(self, name: str) -> None:
+        """Suspend a VM, as somebody else would."""
+        vcsim.done(self.vm(name).SuspendVM_Task())
+
+    def _is_on(self, name: str) -> bool:
+        return name in self._guest_ids and not self._vms[self._guest_ids[name]].is_off
+
+    async def guest_image(self, name: str) -> str:
+        """Return the instance UUID of a new template as `machine_image` does, without our agent."""
+        image = await self.machine_image(name)
+        self.guests.images.add(image)
+        return image
 
     async def machine_image(self, name: str) -> str:
         """Return the instance UUID of a new template of VM-image pods, called `name` (NAME:VERSION)."""
@@ -249,6 +282,8 @@ class SimulatedVcenter:
     async def _answer(self, request: Any) -> Answer:
         if request.uri.startswith(b"/rest/"):
             return await self.rest.answer(request)
+        if request.uri.startswith(b"/folder/"):
+            return self.consoles.answer(request)
         status, body, headers = await self.call(request.content.read(), request.requestHeaders)
         return (status, body, *headers)
 
@@ -271,6 +306,13 @@ class SimulatedVcenter:
             why = await deferToThread(self.hosts.refusal_of_clone, parameters["this"], parameters["body"])
             if why is not None:
                 return 500, soap_fault(*why), []
+        if parameters["Action"] == "ShutdownGuest":
+            return (*self._shut_down(parameters["this"]), [])
+        if parameters["Action"] == "MakeDirectory":
+            self.consoles.folder_made(parameters["body"])
+        refused = self.consoles.refusal(parameters["Action"], parameters["body"])
+        if refused is not None:
+            return (*refused, [])
         unknown = self.slow_clones.unknown(body)
         slow = self._slow(parameters["Action"], body)
         if slow is not None:
@@ -336,7 +378,18 @@ class SimulatedVcenter:
         )
         answer: bytes = await readBody(response)
         cookies = response.headers.getRawHeaders("Set-Cookie", [])
+        self.consoles.sessions.update(each.partition(";")[0] for each in cookies)
         return int(response.code), answer, [("Set-Cookie", each) for each in cookies]
+
+    def _shut_down(self, id: str) -> tuple[int, bytes]:
+        """Have VMware Tools in a guest power it off."""
+        name = next((name for name, each in self._guest_ids.items() if each == id), "")
+        if not self.have_tools:
+            return 500, soap_fault("ToolsUnavailable")
+        if self._vms[id].is_off:
+            return 500, soap_fault("InvalidPowerState")
+        self.guests.press(name)
+        return 200, envelope('<ShutdownGuestResponse xmlns="urn:vim25"/>')
 
     async def _acted(
         self, parameters: dict[str, str], answer: str, headers: Headers, due: float | None = None
@@ -350,6 +403,7 @@ class SimulatedVcenter:
             made = await deferToThread(self._thd_made, task[1])
             if made:
                 self._images[made] = source
+                await deferToThread(self.consoles._thd_made, parameters["body"])
             if config is not None and made:
                 spec = (
                     _CHANGE.sub("", config[0]).replace("<config", "<spec", 1)[: -len("</config>")] + "</spec>"
@@ -359,6 +413,8 @@ class SimulatedVcenter:
                 await self._power_on(task[1], made, due)
         elif action == "PowerOnVM_Task":
             self._begin_boot(this)
+        elif action == "DeleteDatastoreFile_Task":
+            self.consoles.deleted(parameters["body"])
         elif action in ("PowerOffVM_Task", "Destroy_Task"):
             self._turn_off(this)
             if this in self._vms:
@@ -421,10 +477,17 @@ class SimulatedVcenter:
 
     def _turn_off(self, id: str) -> None:
         self._agent_processes.kill(self._agent_of(id))
+        for name, its in self._guest_ids.items():
+            if its == id:
+                self._vms[id].is_off = True
+                self.guests.end(name)
 
     async def _boot(self, vm: Vm, again: bool = False) -> None:
         left = vm.on_at + self.boot_seconds - self._reactor.seconds()
         await deferLater(self._reactor, max(0.0, left), lambda: None)
+        if self._images.get(vm.id) in self.guests.images:
+            await self._boot_guest(vm)
+            return
         identity = await deferToThread(self._thd_boot, vm)
         if not identity or vm.behaviour == NO_AGENT or self._stopped:
             return
@@ -443,6 +506,19 @@ class SimulatedVcenter:
                 "identity": {"source": "vsphere", "apply": False, "vmtoolsd": str(tools)},
             },
         )
+
+    async def _boot_guest(self, vm: Vm) -> None:
+        """Boot a VM without our agent: cloud-init reads guestinfo, and VMware Tools report the address."""
+        there: Any = vim.VirtualMachine(vm.id, self.inventory._stub)
+        name, extra = await deferToThread(lambda: (there.name, vcsim.extra_config(there)))
+        told = {key: _decoded(extra, f"guestinfo.{key}") for key in ("userdata", "metadata")}
+        if network := json.loads(told["metadata"] or b"{}").get("network"):
+            vm.address = network["ethernets"]["pod"]["addresses"][0].partition("/")[0]
+        self._guest_ids[name] = vm.id
+        if not self._stopped:
+            self.guests.boot(name, vm.address, told["userdata"])
+        with contextlib.suppress(vmodl.fault.ManagedObjectNotFound, AssertionError):
+            await deferToThread(self.vcsim.reconfigure, there, {"SET.guest.ipAddress": vm.address})
 
     def _switched_off(self, id: str) -> None:
         """Power off a VM that powers itself off; it exists until it is destroyed."""
@@ -467,6 +543,14 @@ class SimulatedVcenter:
         except (vmodl.fault.ManagedObjectNotFound, AssertionError):
             return ""
         return identity
+
+
+def _decoded(extra: dict[str, str], key: str) -> bytes:
+    """Return what is in guestinfo, as cloud-init reads it; b"": nothing."""
+    if key not in extra:
+        return b""
+    assert extra[f"{key}.encoding"] == "base64", extra
+    return base64.b64decode(extra[key], validate=True)
 
 
 def identity_of(vm: Any) -> bytes:

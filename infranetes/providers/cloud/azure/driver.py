@@ -53,6 +53,7 @@ VM, NIC, ADDRESS, DISK = (
 )
 _VERSIONS = {VM: COMPUTE, NIC: NETWORK, ADDRESS: NETWORK, DISK: DISKS}
 _MAX_PAGES = 1000
+_BEHIND_THE_END = 416  # the status of an answer
 
 _Json: TypeAlias = Any
 """Azure's answer, before the caller gives it the type of its resource."""
@@ -121,7 +122,7 @@ class _StorageAnswer(LibcloudResponse):  # type: ignore[misc]
         super().__init__(response, connection)
 
     def success(self) -> bool:
-        return int(self.status) in (200, 206)
+        return int(self.status) in (200, 206, _BEHIND_THE_END)
 
     def parse_error(self) -> str:
         code = self.headers.get("x-ms-error-code", "")
@@ -295,10 +296,10 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
             raise
         return str(found.get("serialConsoleLogBlobUri") or "")
 
-    def blob(self, link: str, begin: int, size: int) -> bytes:
-        """Return a part of a blob. :param link: signed, so that no token is sent there.
+    def blob(self, link: str, begin: int, size: int) -> bytes | None:
+        """Return a part of a blob; None: it ends before that. :param link: signed: no token is sent there.
 
-        :raise AzureError: 404: there is no such blob. 416: it ends before `begin`."""
+        :raise AzureError: 404: there is no such blob. 403: the link is no longer valid."""
         parts = urlsplit(link)
         connection = _Storage(
             host=parts.netloc, secure=parts.scheme == "https", timeout=self.connection.timeout
@@ -310,7 +311,7 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
             retry_failed=False,
         )
         content: bytes = answer.content[:size]
-        return content
+        return content if int(answer.status) != _BEHIND_THE_END else None
 
     # ---- What VMs are made of
 

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 
 from infranetes.providers.cloud.azure.driver import Driver
 from infranetes.providers.cloud.azure.errors import AzureError
+from infranetes.providers.cloud.guests.tails import Tail
 
 _LINK_SECONDS = 3600.0
-_AT_ONCE = 4 << 20  # bytes
-_OVERLAP = 128 << 10  # bytes that were read before and are read again, by which what follows is recognized
-_NO_BLOB, _REFUSED, _SHORTER = 404, 403, 416
+_NO_BLOB, _REFUSED = 404, 403
 
 
 @attrs.define
 class _Log:
     link: str
     until: float  # by `now`: when the link is asked for anew
-    length: int = 0  # bytes of the text, as far as it was read
+    tail: Tail
+
+    def _thd_read(self, driver: Driver) -> bytes:
+        return self.tail._thd_read(partial(driver.blob, self.link)) if self.link else b""
 
 
 class SerialLogs:
@@ -43,26 +46,19 @@ class SerialLogs:
         """Return what a VM wrote last, at least what is new; b"": nothing is shown yet."""
         log = self._all.get(name)
         if log is None or self._now() > log.until:
-            log = self._thd_asked(driver, name, log.length if log is not None else 0)
+            log = self._thd_asked(driver, name)
         try:
-            return _thd_content(driver, log) if log.link else b""
+            return log._thd_read(driver)
         except AzureError as error:
             if int(error.code) == _NO_BLOB:
                 return b""
-            if int(error.code) not in (_REFUSED, _SHORTER):
+            if int(error.code) != _REFUSED:
                 raise
-        log = self._thd_asked(driver, name, 0)  # the link is no longer valid, or the log began anew
-        return _thd_content(driver, log) if log.link else b""
+        return self._thd_asked(driver, name)._thd_read(driver)  # the link was no longer valid
 
-    def _thd_asked(self, driver: Driver, name: str, length: int) -> _Log:
-        link = driver.serial_log(name)
-        log = _Log(link, self._now() + _LINK_SECONDS if link else 0.0, length)
-        self._all[name] = log
+    def _thd_asked(self, driver: Driver, name: str) -> _Log:
+        """Have a link signed."""
+        link, before = driver.serial_log(name), self._all.get(name)
+        tail = before.tail if before is not None else Tail()
+        log = self._all[name] = _Log(link, self._now() + _LINK_SECONDS if link else 0.0, tail)
         return log
-
-
-def _thd_content(driver: Driver, log: _Log) -> bytes:
-    begin = max(log.length - _OVERLAP, 0)
-    content = driver.blob(log.link, begin, _AT_ONCE).rstrip(b"\0")
-    log.length = begin + len(content)
-    return content

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ipaddress import summarize_address_range
 
 import attrs
 from libcloud.compute.types import NodeState
-from pyVmomi import vmodl
+from pyVmomi import vim, vmodl
 
 from infranetes.providers.address_ranges import AddressRange
 from infranetes.providers.annotations import PREFIX, Wishes
@@ -24,8 +24,9 @@ from infranetes.providers.cloud.interface import (
     MachineImage,
     Rate,
 )
-from infranetes.providers.cloud.vsphere import errors, sizes, waiting
+from infranetes.providers.cloud.vsphere import errors, sizes, specs, waiting
 from infranetes.providers.cloud.vsphere.addresses import Leases
+from infranetes.providers.cloud.vsphere.consoles import Consoles
 from infranetes.providers.cloud.vsphere.deployments import LibraryDeployments
 from infranetes.providers.cloud.vsphere.disks import VsphereDisks
 from infranetes.providers.cloud.vsphere.driver import Driver
@@ -55,6 +56,10 @@ _NOT_OFFERED = {
 }
 
 
+_NO_CONSOLES = (
+    b"no console is kept of this VM: consoles_datastore in providers.vsphere names no datastore for it\n"
+)
+
 # vCenter documents no limits, and queues what a host or datastore can't begin yet. A hundred pods may be
 # asked for at once, with as many calls at a time as there are threads; after that, vCenter's other clients
 # have room. Destroying a VM takes two calls.
@@ -70,6 +75,7 @@ class VsphereCloud:
     name = "vsphere"
     rates: Mapping[Action, Rate] = _RATES
     looks_per_list = 0
+    user_data_bytes = specs.MAX_IDENTITY
 
     def __init__(self, settings: Settings, context: ProviderContext) -> None:
         self._settings = settings
@@ -79,6 +85,8 @@ class VsphereCloud:
         pool = settings.address_pool()
         self._leases = Leases(context.state_dir / self.name / "addresses", pool) if pool is not None else None
         self._vms = VMs(context, self._launches, settings.addresses, self._leases)
+        has_consoles = bool(settings.consoles_datastore)
+        self._consoles = Consoles(self._inventory, self._vms) if has_consoles else None
         has_volumes = bool(settings.volumes_datastore)
         self.disks = VsphereDisks(self._inventory, self._vms, context.cluster) if has_volumes else None
         self.snapshots = VsphereSnapshots(self.disks, settings.snapshots_per_volume) if self.disks else None
@@ -193,7 +201,11 @@ class VsphereCloud:
 
         def begin() -> Task:
             launch.host = self._inventory._thd_host(driver, request)
-            return self._inventory._thd_clone(driver, launch, request, given)
+            console = ""
+            if request.agentless and self._consoles is not None:
+                console = self._consoles._thd_path(driver, launch.name)
+            launch.console = bool(console)
+            return self._inventory._thd_clone(driver, launch, request, given, console)
 
         for is_last in (False, True):
             fault = self._launches._thd_begin(launch, begin)
@@ -236,6 +248,8 @@ class VsphereCloud:
         if self._leases is None or request.wishes.subnet not in ("", self._settings.networks[0]):
             return request, None
         given = self._leases._thd_take(name)
+        if request.agentless:
+            return request, given
         identity = encode(attrs.evolve(decode(request.identity), network=given))
         return attrs.evolve(request, identity=identity), given
 
@@ -327,8 +341,15 @@ class VsphereCloud:
                 return False  # the VM is being cloned or deleted right now
             raise
         if is_taken:
+            self._thd_delete_console(driver, name)
             self._vms._thd_free(name)
         return is_taken
+
+    def _thd_delete_console(self, driver: Driver, name: str) -> None:
+        """Delete the file of a VM that is off. What can't be deleted now is swept."""
+        if self._consoles is not None and self._vms.has_console(name):
+            with suppress(vmodl.MethodFault, CloudError):
+                self._consoles._thd_delete(driver, name)
 
     def _thd_release_resources(self, driver: Driver, vm: CloudVM) -> None:
         """Forget the VM: its own disks were deleted with it, and addresses are the network's."""
@@ -369,19 +390,36 @@ class VsphereCloud:
             raise CloudError(ErrorKind.INVALID, f"the address of VM {vm.id} is no longer its own")
         return encode(attrs.evolve(decode(identity), network=given))
 
+    # ---- Guests without our agent
+
+    def _thd_power_off(self, driver: Driver, id: str) -> None:
+        its = self._vms.id_of(id)
+        if not its:
+            raise CloudError(ErrorKind.TRANSIENT, f"vCenter does not show VM {id}")
+        waiting._thd_press(driver, its)
+
+    def _thd_console_log(self, driver: Driver, id: str) -> bytes:
+        if self._consoles is None:
+            return _NO_CONSOLES
+        return self._consoles._thd_read(driver, id)
+
     # ---- What vSphere does not have
 
     def _thd_assign_address(self, driver: Driver, vm: CloudVM) -> None:
         """Do nothing: `check_wishes` refuses elastic addresses."""
 
     def _thd_leftovers(self, driver: Driver) -> list[Leftover]:
-        return []
+        return [] if self._consoles is None else self._consoles._thd_leftovers(driver)
 
     def _thd_release(self, driver: Driver, leftover: Leftover) -> None:
-        """Do nothing: there are no leftovers."""
+        if self._consoles is not None:
+            with suppress(vim.fault.FileNotFound):
+                self._consoles._thd_delete(driver, leftover.id)
 
     def _thd_console_output(self, driver: Driver, id: str) -> str:
-        return ""  # vSphere shows consoles only as pictures
+        if self._consoles is None or not self._vms.has_console(id):
+            return ""  # vSphere shows it only as a picture
+        return self._consoles._thd_read(driver, id).decode(errors="replace").strip()
 
 
 def _in_operation(launch: VmLaunch) -> CloudVM:

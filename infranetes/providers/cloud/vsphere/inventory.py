@@ -25,6 +25,7 @@ from infranetes.providers.cloud.vsphere.pyvmomi_types import (
     ManagedObject,
     NetworkCard,
     Task,
+    VirtualDevice,
 )
 from infranetes.providers.cloud.vsphere.settings import Settings
 from infranetes.providers.cloud.vsphere.specs import Template
@@ -80,8 +81,9 @@ class VCenterInventory:
         for network in settings.networks:
             self._thd_card(driver, network)
         self._thd_datastore(driver)
-        if settings.volumes_datastore:
-            self._thd_volumes_datastore(driver)
+        for key in ("volumes_datastore", "consoles_datastore"):
+            if getattr(settings, key):
+                self._thd_named_datastore(driver, key)
         if settings.image_folder:
             self._thd_image_folder(driver)
 
@@ -94,27 +96,32 @@ class VCenterInventory:
         pool = self._thd_pool(driver, request.zone or self._settings.resource_pools[0])
         template = self._thd_template(driver, request.image)
         network = request.wishes.subnet or self._settings.networks[0]
-        needs = self._thd_needs(driver, template, network, request.size)
+        needs = self._thd_needs(driver, template, network, request)
         return self._hosts._thd_choose(driver, pool, needs)
 
     def _thd_clone(
-        self, driver: Driver, launch: VmLaunch, request: LaunchRequest, given: Network | None
+        self,
+        driver: Driver,
+        launch: VmLaunch,
+        request: LaunchRequest,
+        given: Network | None,
+        console: str = "",
     ) -> Task:
         """Begin to clone a VM and power it on.
 
-        :param request: the launch's, with the VM's address. :param given: as in `specs.clone`."""
+        :param request: the launch's, with the VM's address. :param given, console: as in `specs.clone`."""
         settings, name = self._settings, launch.name
         template = self._thd_template(driver, request.image)
         pool = self._thd_pool(driver, request.zone or settings.resource_pools[0])
         datastore = self._thd_datastore(driver)
         card = self._thd_card(driver, request.wishes.subnet or settings.networks[0])
         spec = specs.clone(
-            name, request, template, pool, datastore, card, launch.created_at, launch.host, given
+            name, request, template, pool, datastore, card, launch.created_at, launch.host, given, console
         )
         source = driver.vm(template.id)
         return driver.create_node(name, source, self._thd_folder(driver), spec)
 
-    def _thd_needs(self, driver: Driver, template: Template, network: str, size: str) -> Needs:
+    def _thd_needs(self, driver: Driver, template: Template, network: str, request: LaunchRequest) -> Needs:
         """What a clone needs of its host."""
         things: dict[str, ManagedObject] = {f"network {network}": self._thd_network(driver, network)}
         datastore = self._thd_datastore(driver)
@@ -123,8 +130,10 @@ class VCenterInventory:
         if datastore is None or template.snapshot is not None:  # a linked clone reads the template's disks
             things |= {f"the template's datastore {each._moId}": each for each in template.datastores}
         if self._settings.volumes_datastore:
-            things["the volumes' datastore"] = self._thd_volumes_datastore(driver)
-        return Needs(things, sizes.parse(size)[1])
+            things["the volumes' datastore"] = self._thd_named_datastore(driver, "volumes_datastore")
+        if request.agentless and self._settings.consoles_datastore:
+            things["the consoles' datastore"] = self._thd_named_datastore(driver, "consoles_datastore")
+        return Needs(things, sizes.parse(request.size)[1])
 
     def _thd_deployments_host(self, driver: Driver) -> ManagedObject | None:
         """The host for what is deployed to the first resource pool; None: vCenter chooses."""
@@ -149,17 +158,17 @@ class VCenterInventory:
         path = self._settings.datastore
         return self._thd_at(driver, "datastore", "datastore", path, vim.Datastore) if path else None
 
-    def _thd_volumes_datastore(self, driver: Driver) -> Entity:
-        path = self._settings.volumes_datastore
-        return self._thd_at(driver, "volumes_datastore", "datastore", path, vim.Datastore)
+    def _thd_named_datastore(self, driver: Driver, key: str) -> Entity:
+        """The datastore that a key of the configuration names."""
+        return self._thd_at(driver, key, "datastore", getattr(self._settings, key), vim.Datastore)
 
-    def _thd_place(self, driver: Driver, folder: str) -> Place:
-        """Where volumes are. :param folder: on the datastore."""
+    def _thd_place(self, driver: Driver, folder: str, key: str = "volumes_datastore") -> Place:
+        """Where volumes are, or other files. :param folder: on the datastore that `key` names."""
         settings = self._settings
 
         def find() -> Place:
             datacenter = driver.find(settings.datacenter)
-            datastore = self._thd_volumes_datastore(driver)
+            datastore = self._thd_named_datastore(driver, key)
             if not isinstance(datacenter, vim.Datacenter):
                 raise CloudError(
                     ErrorKind.INVALID, f"datacenter in providers.vsphere: there is no {settings.datacenter!r}"
@@ -169,7 +178,7 @@ class VCenterInventory:
                 settings.host, cast(Entity, datacenter), settings.datacenter, datastore, name, folder
             )
 
-        return self._cached(f"volumes in {folder}", find)
+        return self._cached(f"{key}: {folder}", find)
 
     def _thd_network(self, driver: Driver, path: str) -> Entity:
         return self._thd_at(driver, "networks", "network", path, vim.Network)
@@ -285,6 +294,11 @@ def _thd_read(driver: Driver, id: str) -> Template:
         for device in devices
         if isinstance(device, vim.vm.device.VirtualEthernetCard)
     ]
+    ports = [
+        cast(VirtualDevice, device)
+        for device in devices
+        if isinstance(device, vim.vm.device.VirtualSerialPort)
+    ]
     snapshot = properties.get("snapshot")
     return Template(
         id=id,
@@ -293,5 +307,6 @@ def _thd_read(driver: Driver, id: str) -> Template:
         is_template=bool(properties.get("config.template")),
         snapshot=snapshot.currentSnapshot if snapshot is not None else None,
         card=cards[0] if cards else None,
+        serial=ports[0] if ports else None,
         datastores=tuple(properties.get("datastore") or ()),
     )

@@ -30,7 +30,7 @@ class VmLaunch:
     """One VM that is being launched.
 
     :ivar request: what was asked for; None: only that a VM be powered on.
-    :ivar address: that the node has given it; "": none."""
+    :ivar address: that the node has given it; "": none. :ivar console: whether a file has its console."""
 
     name: str
     sandbox_id: str
@@ -38,6 +38,7 @@ class VmLaunch:
     size: str
     request: LaunchRequest | None = attrs.field(default=None, repr=False)
     address: str = ""
+    console: bool = False
     task: str = ""  # the id of its current task; "": it is being asked for
     begun_at: float = 0.0  # by a monotonic clock
     running: bool = False

@@ -25,7 +25,8 @@ from pathlib import Path
 import attrs
 
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
-from infranetes.providers.cloud.vsphere.session import GOODBYE_SECONDS, PORT, _thd_password, tls_context
+from infranetes.providers.cloud.vsphere.session import GOODBYE_SECONDS, PORT, _thd_password
+from infranetes.providers.cloud.vsphere.tls import tls_context
 
 _SESSION = "/rest/com/vmware/cis/session"
 _MAX_ANSWER = 1 << 20  # bytes

@@ -9,7 +9,6 @@ does not notice that a session has expired.
 from __future__ import annotations
 
 import contextlib
-import ssl
 import stat
 from collections.abc import Sequence
 from http.client import HTTPException
@@ -20,7 +19,9 @@ from pyVim.connect import VimSessionOrientedStub
 from pyVmomi import SoapStubAdapter, StubAdapterBase, vim
 
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
+from infranetes.providers.cloud.vsphere.files import DatastoreFiles
 from infranetes.providers.cloud.vsphere.pyvmomi_types import ManagedObject, ServiceContent, SessionManager
+from infranetes.providers.cloud.vsphere.tls import tls_context
 
 API = "vim.version.version11"  # vSphere 6.5's, which later releases support too
 VOLUMES_API = "vim.version.version12"  # vSphere 6.7's, the first with the calls that volumes need
@@ -53,6 +54,7 @@ class VCenterSession(VimSessionOrientedStub):  # type: ignore[misc]
             host=name, port=int(port or PORT), path="/sdk", version=api, sslContext=tls_context(ca_file)
         )
         stub.schemeArgs["timeout"] = timeout  # pyVmomi 6.7.1 has no argument for it
+        self._files = DatastoreFiles(name, int(port or PORT), ca_file, timeout)
         super().__init__(stub, self._log_in)
         self._username = username
         self._password_file = password_file
@@ -94,6 +96,21 @@ class VCenterSession(VimSessionOrientedStub):  # type: ignore[misc]
         """Make the next request log in."""
         self._SetStateUnauthenticated()
 
+    def fetch(self, url: str, begin: int, size: int) -> bytes | None:
+        """Return a part of a file of a datastore; None: it ends before that.
+
+        :param url: at this vCenter.
+        :raise CloudError: `ErrorKind.NOT_FOUND`: there is no such file."""
+        for is_last in (False, True):
+            if self.state == self.STATE_UNAUTHENTICATED:
+                self._CallLoginMethod()
+            cookie = str(self.soapStub.cookie or "").partition(";")[0]
+            answer = self._files._thd_part(url, cookie, begin, size)
+            if answer.status != 401 or is_last:
+                break
+            self.expired()
+        return answer.content()
+
     def close(self) -> None:
         """End the session, which would count among the vCenter's for half an hour, and the connections."""
         self.soapStub.DropConnections()
@@ -128,18 +145,6 @@ class _WithoutLogin(StubAdapterBase):  # type: ignore[misc]
         if status != 200:
             raise answer
         return answer
-
-
-def tls_context(ca_file: Path | None) -> ssl.SSLContext:
-    """Return a context that always verifies certificates and host names. It allows TLS 1.2, for older
-    vCenters, without renegotiation."""
-    try:
-        context = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.options |= ssl.OP_NO_RENEGOTIATION
-        return context
-    except (OSError, ssl.SSLError) as error:
-        raise CloudError(ErrorKind.INVALID, f"ca_file {ca_file} can't be used: {error}") from None
 
 
 def _thd_password(file: Path) -> str:

@@ -100,6 +100,7 @@ class Settings(CloudSettings):
         "networks",
         "datastore",
         "volumes_datastore",
+        "consoles_datastore",
         "addresses",
         "gateway",
         "address_ranges",
@@ -125,6 +126,9 @@ class Settings(CloudSettings):
     datastore: str = attrs.field(default="", validator=_is_path_or_empty)  # empty: the template's
     # The datastore of volumes, below datastore/; empty: there are no volumes.
     volumes_datastore: str = attrs.field(default="", validator=_is_path_or_empty)
+    # The datastore of the files that guests without our agent write their consoles to, likewise; empty: no
+    # console is kept.
+    consoles_datastore: str = attrs.field(default="", validator=_is_path_or_empty)
     # How many snapshots one volume may have; each of them slows it down.
     snapshots_per_volume: int = attrs.field(
         default=3, validator=[attrs.validators.ge(1), attrs.validators.le(MOST_SNAPSHOTS)]

@@ -49,6 +49,7 @@ class Tags:
     token: str
     created_at: float
     address: str = ""  # the address that the node has given it
+    console: bool = False  # whether a file has its console
 
 
 class VMs:
@@ -63,7 +64,7 @@ class VMs:
         self._leases = leases
         self._cluster, self._node = context.cluster, context.owner
         owner = hashlib.sha256(f"{context.cluster}\0{context.owner}".encode()).hexdigest()[:12]
-        self._prefix = f"infranetes-{owner}-"
+        self.prefix = f"infranetes-{owner}-"
         self._launches = launches
         self._range = ip_network(addresses) if addresses else None
         self._lock = threading.Lock()
@@ -74,11 +75,11 @@ class VMs:
 
     def name(self, token: str, number: int) -> str:
         """Return a VM's name. Names are unique in a folder, so it is the idempotency key, too."""
-        return f"{self._prefix}{token}-{number}"
+        return f"{self.prefix}{token}-{number}"
 
     def is_name(self, text: str) -> bool:
         """Whether this may be the name of a VM of ours."""
-        return _NAME.fullmatch(text) is not None and text.startswith(self._prefix)
+        return _NAME.fullmatch(text) is not None and text.startswith(self.prefix)
 
     # ---- Finding
 
@@ -162,6 +163,16 @@ class VMs:
             tags = self._tags.get(self._ids.get(name, ""))
         return tags.address if tags is not None else ""
 
+    def has_console(self, name: str) -> bool:
+        """Return whether a VM that was seen has a file with its console."""
+        with self._lock:
+            tags = self._tags.get(self._ids.get(name, ""))
+        return tags is not None and tags.console
+
+    def is_there(self, name: str) -> bool:
+        """Return whether there is a VM, as far as is known, or may soon be one."""
+        return bool(self.id_of(name)) or self._launches.get(name) is not None
+
     def forget_id(self, name: str) -> None:
         """Forget the id of a VM, as vCenter has none of that id."""
         with self._lock:
@@ -209,9 +220,10 @@ class VMs:
             cluster=self._cluster,
             node=self._node,
             sandbox_id=launch.sandbox_id,
-            token=_token_of(launch.name),
+            token=token_of(launch.name),
             created_at=launch.created_at,
             address=launch.address,
+            console=launch.console,
         )
 
     # ---- States
@@ -232,7 +244,7 @@ class VMs:
         address = self._address(node) if node.state is NodeState.RUNNING else ""
         return CloudVM(
             id=name,
-            token=_token_of(name),
+            token=token_of(name),
             sandbox_id=tags.sandbox_id if tags is not None else "",
             state=InstanceState.RUNNING if address else state,
             private_address=address,
@@ -240,6 +252,7 @@ class VMs:
             size=_size(node),
             detail=detail,
             halted=is_off and name not in self.ends,
+            failed=node.state is NodeState.SUSPENDED or (launch is not None and launch.has_failed),
         )
 
     def _thd_state(
@@ -326,12 +339,13 @@ def launching_vm(launch: VmLaunch) -> CloudVM:
     """Return a VM that the inventory does not show yet, or never will."""
     return CloudVM(
         id=launch.name,
-        token=_token_of(launch.name),
+        token=token_of(launch.name),
         sandbox_id=launch.sandbox_id,
         state=InstanceState.ENDED if launch.has_failed else InstanceState.PENDING,
         created_at=launch.created_at,
         size=launch.size,
         detail=str(launch.fault or ""),
+        failed=launch.has_failed,
     )
 
 
@@ -348,6 +362,7 @@ def _tags_in(extra: dict[str, str]) -> Tags:
         token=extra.get(TOKEN, ""),
         created_at=created,
         address=_ipv4(extra.get(specs.ADDRESS, "")),
+        console=extra.get(specs.CONSOLE) == "true",
     )
 
 
@@ -358,7 +373,8 @@ def _ipv4(text: str) -> str:
         return ""
 
 
-def _token_of(name: str) -> str:
+def token_of(name: str) -> str:
+    """Return the token in the name of a VM of ours."""
     match = _NAME.fullmatch(name)
     assert match is not None
     return match[2]

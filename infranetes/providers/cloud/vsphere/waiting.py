@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""VMs that wait until they are started: they are off, with all that a VM has but an identity.
+"""The power of VMs that run, and VMs that wait until they are started: they are off, with all that a VM has
+but an identity.
 
 What the agent erases of guestinfo is there again when the VM is off: vCenter keeps what it was told itself.
 """
@@ -21,6 +22,16 @@ def _thd_power_off(driver: Driver, id: str) -> None:
         driver.vm(id).PowerOffVM_Task()
     except vim.fault.InvalidPowerState:
         return
+
+
+def _thd_press(driver: Driver, id: str) -> None:
+    """Ask a VM's guest to power off, which VMware Tools in it do: vSphere has no power button.
+
+    :raise CloudError: `ErrorKind.STATE`: it is off, or VMware Tools do not run in it yet."""
+    try:
+        driver.vm(id).ShutdownGuest()
+    except (vim.fault.ToolsUnavailable, vim.fault.InvalidPowerState) as fault:
+        raise CloudError(ErrorKind.STATE, f"VM {id} can't be asked to power off: {fault.msg}") from None
 
 
 def _thd_has_identity(driver: Driver, id: str, content: bytes) -> bool:

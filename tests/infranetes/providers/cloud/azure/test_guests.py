@@ -76,7 +76,7 @@ class AzureGuestTests(GuestCase, AzureCase, TestCase):
         await console.look()
         said = await console.read(console.begin, console.end - console.begin)
         self.assertEqual(said, b"it was moved to another host\n")
-        self.assertEqual(self.world.blobs.links, 3)
+        self.assertEqual(self.world.blobs.links, 2)
 
     async def test_one_that_is_told_nothing_is_launched_without_user_data(self) -> None:
         self.provider = await self.started()
