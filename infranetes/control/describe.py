@@ -8,11 +8,14 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
+from twisted.internet.interfaces import IReactorTime
+
 from infranetes.control.service import past_pod, shown_pod
 from infranetes.machines.timeline import Step, Timeline, bounded
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.inventory import Container, PastSandbox, Sandbox
+from infranetes.pods.node.handlers import Handlers
+from infranetes.pods.node.inventory import Container, Inventory, PastSandbox, Sandbox
 from infranetes.pods.node.meant import find_sandbox
+from infranetes.pods.node.sides import Providers
 from infranetes.pods.vm.guest_view import GuestView, look, way_of
 from infranetes_common.redaction import redacted
 from infranetes_common.wire import control
@@ -28,8 +31,13 @@ _T = TypeVar("_T")
 class DescribeCalls(ControlDescriptionRpcs):
     """Answers with pods' timelines and containers, and with a pod's guest."""
 
-    def __init__(self, node: NodeContext) -> None:
-        self._node = node
+    def __init__(
+        self, clock: IReactorTime, inventory: Inventory, providers: Providers, handlers: Handlers
+    ) -> None:
+        self._clock = clock
+        self._inventory = inventory
+        self._providers = providers
+        self._handlers = handlers
 
     async def DescribePod(
         self, request: control.DescribePodRequest, call: Call
@@ -38,15 +46,15 @@ class DescribeCalls(ControlDescriptionRpcs):
 
     async def describe(self, pod: str, *, ask: bool) -> control.DescribePodResponse:
         """Answer as DescribePod. :param ask: whether the ways into a guest without an agent are asked now."""
-        meant = find_sandbox(self._node.inventory, pod)
+        meant = find_sandbox(self._inventory, pod)
         answer = control.DescribePodResponse(steps=_steps(meant.timeline), left_out=meant.timeline.left_out)
         if isinstance(meant, PastSandbox):
             answer.pod.CopyFrom(past_pod(meant))
             return answer
-        answer.pod.CopyFrom(shown_pod(self._node, meant))
+        answer.pod.CopyFrom(shown_pod(self._providers, self._handlers, meant))
         containers = sorted(meant.containers.values(), key=lambda each: each.record.created_at)
         answer.containers.extend(_container(each) for each in containers)
-        guest = await look(self._node.clock, self._node.providers, meant, ask=ask)
+        guest = await look(self._clock, self._providers, meant, ask=ask)
         if guest is not None:
             answer.guest.CopyFrom(_guest(guest))
             answer.pod.way = way_of(meant)  # which may be another one by now
@@ -55,7 +63,7 @@ class DescribeCalls(ControlDescriptionRpcs):
     async def ListContainers(
         self, request: control.ListContainersRequest, call: Call
     ) -> AsyncIterator[control.ListContainersResponse]:
-        sandboxes = list(self._node.inventory)
+        sandboxes = list(self._inventory)
         for some in _in_turn([each for sandbox in sandboxes for each in sandbox.containers.values()]):
             yield control.ListContainersResponse(containers=map(_listed, some))
 
@@ -72,7 +80,7 @@ class DescribeCalls(ControlDescriptionRpcs):
 
     def _newest(self, pod: str, since: int, most: int) -> list[tuple[Sandbox | PastSandbox, Step]]:
         """Return the newest steps, each with its sandbox. :param pod: "": of all."""
-        inventory = self._node.inventory
+        inventory = self._inventory
         meant: Iterable[Sandbox | PastSandbox] = [*inventory.past, *inventory]
         if pod:
             name = find_sandbox(inventory, pod).pod

@@ -6,7 +6,7 @@ Its answers quote errors and what clouds say, but without secrets. Consoles are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 from twisted.logger import Logger
@@ -17,10 +17,11 @@ from infranetes.machines.pod_machine import PodMachine
 from infranetes.machines.pool import Pool
 from infranetes.machines.pool_record import PoolRecord
 from infranetes.machines.pooled import Member
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.inventory import PastSandbox, Sandbox
+from infranetes.pods.node.handlers import Handlers
+from infranetes.pods.node.inventory import Inventory, PastSandbox, Sandbox
+from infranetes.pods.node.pools import Pools
 from infranetes.pods.node.refusals import refusals
-from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.node.sides import Providers, ProviderSide
 from infranetes.pods.reconcile import Orphan, Reconciler
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import WITH_VM, ContainerState, SandboxState
@@ -106,9 +107,10 @@ def past_pod(past: PastSandbox) -> control.Pod:
     return pod
 
 
-def shown_pod(node: NodeContext, sandbox: Sandbox) -> control.Pod:
+def shown_pod(providers: Providers, handlers: Handlers, sandbox: Sandbox) -> control.Pod:
     """Return what is known of a pod and its VM."""
     record = sandbox.record
+    handler = handlers.of(record)
     pod = recorded_pod(record, sandbox.config.metadata)
     pod.message = redacted(sandbox.trouble)
     pod.containers = len(sandbox.containers)
@@ -116,33 +118,46 @@ def shown_pod(node: NodeContext, sandbox: Sandbox) -> control.Pod:
     pod.labels.update(sandbox.config.labels)
     pod.agent = sandbox.watch.reach.value if sandbox.watch is not None else ""
     pod.way = way_of(sandbox)
-    pod.provider = node.providers.side_of(record).name
-    asked = node.handlers.of(record).sized(recorded_size(sandbox))
+    pod.provider = handler.side.name
+    asked = handler.sized(recorded_size(sandbox))
     size = size_words(_had(sandbox.machine)) or size_words(asked)
     vm = shown_vm(sandbox.instance, record, size)
     pod.size = vm.size
     if record.state in WITH_VM:
         pod.vm.CopyFrom(vm)
-    for share, refused in refusals(node.providers, sandbox).items():
+    for share, refused in refusals(providers, sandbox).items():
         pod.refused.add(share=share.value, total=refused.total, lately=refused.lately)
     return pod
 
 
 class ControlService(ControlNodeRpcs):
-    """One method per RPC."""
+    """One method per RPC.
 
-    def __init__(self, node: NodeContext, reconciler: Reconciler) -> None:
-        self._node = node
+    :param cluster_troubles: returns why objects of the cluster can't be followed; None: none are."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        providers: Providers,
+        handlers: Handlers,
+        pools: Pools,
+        reconciler: Reconciler,
+        cluster_troubles: Callable[[], Sequence[str]] | None = None,
+    ) -> None:
+        self._inventory = inventory
+        self._providers = providers
+        self._handlers = handlers
+        self._pools = pools
         self._reconciler = reconciler
+        self._cluster_troubles = cluster_troubles
 
     async def ListPods(self, request: control.ListPodsRequest, call: Call) -> control.ListPodsResponse:
-        tell = self._node.cluster_troubles
+        tell = self._cluster_troubles
         return control.ListPodsResponse(
-            provider=self._node.providers.own.name,
-            trouble=redacted(self._node.providers.own.trouble),
+            provider=self._providers.own.name,
+            trouble=redacted(self._providers.own.trouble),
             providers=[
-                control.Provider(name=side.name, trouble=redacted(side.trouble))
-                for side in self._node.providers
+                control.Provider(name=side.name, trouble=redacted(side.trouble)) for side in self._providers
             ],
             cluster_troubles=[] if tell is None else map(redacted, tell()),
             pods=[*self._present(), *self._past(request.past)],
@@ -150,9 +165,9 @@ class ControlService(ControlNodeRpcs):
 
     def _present(self) -> Iterator[control.Pod]:
         """Yield the pods that have a record. One that is launched again says why that failed before."""
-        failed = self._node.inventory.failed()
-        for sandbox in self._node.inventory:
-            pod = shown_pod(self._node, sandbox)
+        failed = self._inventory.failed()
+        for sandbox in self._inventory:
+            pod = shown_pod(self._providers, self._handlers, sandbox)
             before = failed.get(sandbox.pod)
             if sandbox.state is SandboxState.LAUNCHING and before is not None and not pod.message:
                 pod.message = redacted(f"an earlier launch has failed: {before.trouble}")
@@ -160,7 +175,7 @@ class ControlService(ControlNodeRpcs):
 
     def _past(self, every: bool) -> Iterator[control.Pod]:
         """Yield pods that have no record any more. :param every: not only those whose launch failed."""
-        inventory = self._node.inventory
+        inventory = self._inventory
         present = {sandbox.pod for sandbox in inventory}
         failed = [past for pod, past in inventory.failed().items() if pod not in present]
         yield from map(past_pod, inventory.past if every else failed)
@@ -192,7 +207,7 @@ class ControlService(ControlNodeRpcs):
         return answer
 
     async def GetPool(self, request: control.GetPoolRequest, call: Call) -> control.GetPoolResponse:
-        pools = self._pools(request)
+        pools = self._pools_of(request)
         troubles = {pool.trouble: None for pool in pools if pool.trouble}
         return control.GetPoolResponse(
             drained=all(pool.drained for pool in pools),
@@ -202,7 +217,7 @@ class ControlService(ControlNodeRpcs):
         )
 
     async def DrainPool(self, request: control.DrainPoolRequest, call: Call) -> control.DrainPoolResponse:
-        pools = self._pools(request)
+        pools = self._pools_of(request)
         if request.dry_run:
             members = [one for pool in pools for one in pool.members.values() if not one.taken]
             return control.DrainPoolResponse(ended=[_pooled(member) for member in members])
@@ -220,30 +235,30 @@ class ControlService(ControlNodeRpcs):
         return response
 
     async def FillPool(self, request: control.FillPoolRequest, call: Call) -> control.FillPoolResponse:
-        pools = self._pools(request)
+        pools = self._pools_of(request)
         for pool in pools:
             await shielded(pool.fill())
         return control.FillPoolResponse(wanted=sum(pool.target for pool in pools))
 
-    def _pools(
+    def _pools_of(
         self, request: control.GetPoolRequest | control.DrainPoolRequest | control.FillPoolRequest
     ) -> list[Pool]:
         """Return the pools that are meant. :raise NotFound: there is none."""
-        pools = self._node.pools.all()
+        pools = self._pools.all()
         found = [each for each in pools if each.purpose.handler == request.handler]
         if request.HasField("handler") and not found:
             raise NotFound(f"handler {request.handler[:64]!r} has no pool of its own")
         return found if request.HasField("handler") else pools
 
     async def GetConsole(self, request: control.GetConsoleRequest, call: Call) -> control.GetConsoleResponse:
-        sides = [each for each in self._node.providers if IHasConsoles.providedBy(each.provider)]
+        sides = [each for each in self._providers if IHasConsoles.providedBy(each.provider)]
         if not sides:
             raise FailedPrecondition(
-                f"the provider {', '.join(self._node.providers.by_name)} keeps no consoles; QEMU does"
+                f"the provider {', '.join(self._providers.by_name)} keeps no consoles; QEMU does"
             )
         if not request.sandbox:
             raise InvalidArgument("sandbox is empty: give its id, or the beginning of it")
-        found = await self._consoles(sides, id_meant(self._node.inventory, request.sandbox)[:_MAX_ID])
+        found = await self._consoles(sides, id_meant(self._inventory, request.sandbox)[:_MAX_ID])
         ids = {console.sandbox_id for console in found}
         if not found:
             raise NotFound(f"there is no console of a sandbox {request.sandbox[:_MAX_ID]!r}")
@@ -281,16 +296,15 @@ class ControlService(ControlNodeRpcs):
         return found
 
     async def _end(self, chosen: list[Orphan]) -> control.EndOrphansResponse:
-        node = self._node
         results = await settled(
-            within(node.clock, node.times.destroy, side.provider.destroy(one.id), f"ending {one.id}")
+            within(side.clock, side.times.destroy, side.provider.destroy(one.id), f"ending {one.id}")
             for side, one in chosen
         )
         response = control.EndOrphansResponse()
         for (side, instance), result in zip(chosen, results, strict=True):
             if not isinstance(result, Failure):
                 response.ended.append(_orphan(side, instance))
-                node.observer.orphan_ended(side.name)
+                side.observer.orphan_ended(side.name)
                 _log.warn("vm {vm}, an orphan, is ended as infranetes-ctl asked", vm=instance.id)
             else:
                 response.failed.append(

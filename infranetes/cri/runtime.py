@@ -3,51 +3,57 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from twisted.internet.interfaces import IReactorTime
+
 from infranetes.cri.checkpoints import CheckpointCalls
 from infranetes.cri.containers import ContainerCalls, ExecCalls
 from infranetes.cri.events import EventCalls
 from infranetes.cri.sandboxes import SandboxCalls
 from infranetes.cri.stats import StatsCalls
-from infranetes.cri.status import Settings, StatusCalls
+from infranetes.cri.status import StatusCalls
 from infranetes.cri.streaming import StreamingCalls, Url, no_url
 from infranetes.pods.containers.containers import Containers
 from infranetes.pods.keeping.checkpoints import Checkpoints
-from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.sides import Providers
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.streams import Streams
 from infranetes.pods.vm.listing import Listing
 from infranetes.pods.vm.resize import Resizer
+from infranetes_common.nanoseconds import nanoseconds
 from infranetes_common.wire.cri_rpcs import runtime_service
 
 
 class RuntimeService:
     """The RuntimeService, with one object per group of calls.
 
-    :param handlers: the names of the runtime handlers besides the default one.
-    :param url: makes the URLs of streams. :param settings: returns the configuration, for Status.
+    :param offered: the names of the runtime handlers besides the default one. :param url: makes the URLs of
+        streams.
     :ivar service: all the calls as one gRPC service. :ivar events: the event streams, which the owner ends.
     """
 
     def __init__(
         self,
-        node: NodeContext,
+        clock: IReactorTime,
+        status: StatusCalls,
+        listing: Listing,
+        providers: Providers,
+        resizer: Resizer,
         sandboxes: Sandboxes,
         containers: Containers,
         checkpoints: Checkpoints,
-        handlers: tuple[str, ...] = (),
-        cgroup_driver: str = "systemd",
+        offered: tuple[str, ...] = (),
         url: Url = no_url,
-        settings: Settings | None = None,
     ) -> None:
-        listing = Listing(node.clock, node.inventory, node.times.listing)
-        self.events = EventCalls(node.inventory, node.now)
+        self.events = EventCalls(listing.inventory, partial(nanoseconds, clock))
         self.service = runtime_service(
-            StatusCalls(node, handlers, cgroup_driver, settings),
-            SandboxCalls(node.clock, listing, node.providers, Resizer(node), sandboxes, handlers),
+            status,
+            SandboxCalls(clock, listing, providers, resizer, sandboxes, offered),
             ContainerCalls(listing, containers),
             ExecCalls(containers),
             StreamingCalls(Streams(sandboxes, containers), url),
-            StatsCalls(node.clock, listing, node.providers, sandboxes, containers),
+            StatsCalls(clock, listing, providers, sandboxes, containers),
             self.events,
             CheckpointCalls(checkpoints),
         )

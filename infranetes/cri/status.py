@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import twisted
 from infranetes.machines.context import ServiceRules
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.node.handlers import Handlers
+from infranetes.pods.node.inventory import Inventory
+from infranetes.pods.node.sides import Providers, ProviderSide
 from infranetes.pods.store.records import POD_CIDR
 from infranetes.pods.vm.container_providers import has_user_namespaces
 from infranetes_common import __version__
@@ -50,21 +51,31 @@ def versions() -> dict[str, str]:
 class StatusCalls(RuntimeStatusRpcs):
     """The calls for the runtime's version, configuration and readiness.
 
-    :param handlers: the names of the runtime handlers besides the default one.
+    :param offered: the names of the runtime handlers besides the default one.
     :param settings: returns the configuration in force, without secrets.
+    :param services: the cluster's Services; None: the VMs do not learn them.
+    :param cluster_troubles: returns why objects of the cluster can't be followed; None: none are.
     """
 
     def __init__(
         self,
-        node: NodeContext,
-        handlers: tuple[str, ...],
-        cgroup_driver: str,
+        inventory: Inventory,
+        providers: Providers,
+        handlers: Handlers,
+        offered: tuple[str, ...] = (),
+        cgroup_driver: str = "systemd",
         settings: Settings | None = None,
+        services: ServiceRules | None = None,
+        cluster_troubles: Callable[[], Sequence[str]] | None = None,
     ) -> None:
-        self._node = node
+        self._inventory = inventory
+        self._providers = providers
         self._handlers = handlers
+        self._offered = offered
         self._cgroup_driver = cgroup_driver
         self._settings = settings
+        self._services = services
+        self._cluster_troubles = cluster_troubles
 
     async def Version(self, request: cri.VersionRequest, call: Call) -> cri.VersionResponse:
         return cri.VersionResponse(
@@ -75,8 +86,8 @@ class StatusCalls(RuntimeStatusRpcs):
         )
 
     async def Status(self, request: cri.StatusRequest, call: Call) -> cri.StatusResponse:
-        trouble = self._node.providers.trouble
-        users = has_user_namespaces(self._node.contprovider, self._node.handlers.named(""))
+        trouble = self._providers.trouble
+        users = has_user_namespaces(self._handlers.contprovider, self._handlers.named(""))
         conditions = [
             cri.RuntimeCondition(
                 type=kind, status=not trouble, reason="ProviderNotReady" if trouble else "", message=trouble
@@ -84,7 +95,7 @@ class StatusCalls(RuntimeStatusRpcs):
             for kind in ("RuntimeReady", "NetworkReady")
         ]
         # kubelet ignores these conditions, so that a provider that is down does not stop the others' pods.
-        if len(self._node.providers.by_name) > 1:
+        if len(self._providers.by_name) > 1:
             conditions += [
                 cri.RuntimeCondition(
                     type=f"{PROVIDER_CONDITION}{side.name}",
@@ -92,10 +103,10 @@ class StatusCalls(RuntimeStatusRpcs):
                     reason="ProviderNotReady" if side.trouble else "",
                     message=side.trouble,
                 )
-                for side in self._node.providers
+                for side in self._providers
             ]
-        if self._node.cluster_troubles is not None:
-            why = "; ".join(map(redacted, self._node.cluster_troubles()))
+        if self._cluster_troubles is not None:
+            why = "; ".join(map(redacted, self._cluster_troubles()))
             conditions.append(
                 cri.RuntimeCondition(
                     type=CLUSTER_CONDITION, status=not why, reason="NotFollowed" if why else "", message=why
@@ -109,34 +120,34 @@ class StatusCalls(RuntimeStatusRpcs):
                     features=cri.RuntimeHandlerFeatures(
                         recursive_read_only_mounts=True,
                         user_namespaces=has_user_namespaces(
-                            self._node.contprovider, self._node.handlers.named(name)
+                            self._handlers.contprovider, self._handlers.named(name)
                         ),
                     ),
                 )
-                for name in ("", *self._handlers)
+                for name in ("", *self._offered)
             ],
             features=cri.RuntimeFeatures(supplemental_groups_policy=True, user_namespaces_host_network=users),
         )
         if request.verbose:
             response.info["version"] = json.dumps(versions())
-            own, *others = self._node.providers
+            own, *others = self._providers
             response.info["provider"] = json.dumps(_shown(own), default=str)
             if others:
                 response.info["providers"] = json.dumps([_shown(side) for side in others], default=str)
             response.info["node"] = json.dumps(self._counts())
-            if self._node.services is not None:
-                response.info["services"] = json.dumps(self._services(self._node.services))
+            if self._services is not None:
+                response.info["services"] = json.dumps(self._service_rules(self._services))
             if self._settings is not None:
                 response.info["config"] = json.dumps(await self._settings())
         return response
 
-    def _services(self, services: ServiceRules) -> dict[str, object]:
-        senders = [each.machine.rules for each in self._node.inventory if each.machine.rules is not None]
+    def _service_rules(self, services: ServiceRules) -> dict[str, object]:
+        senders = [each.machine.rules for each in self._inventory if each.machine.rules is not None]
         current = sum(each.progress().current for each in senders)
         return {**services.status(), "vms": len(senders), "current_vms": current}
 
     def _counts(self) -> dict[str, object]:
-        inventory = self._node.inventory
+        inventory = self._inventory
         states: dict[str, int] = {}
         reaches: dict[str, int] = {}
         for sandbox in inventory:
@@ -159,12 +170,12 @@ class StatusCalls(RuntimeStatusRpcs):
         return cri.UpdateRuntimeConfigResponse()
 
     async def _configure(self, subnet: str) -> None:
-        for side in self._node.providers:
+        for side in self._providers:
             if side.gets_subnet:
                 await side.provider.configure_network(subnet)
             if side.overlay is not None:
                 side.overlay.configure(subnet)
-        await self._node.store.put_setting(POD_CIDR, subnet)
+        await self._inventory.store.put_setting(POD_CIDR, subnet)
 
 
 def _shown(side: ProviderSide) -> dict[str, object]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -32,6 +32,7 @@ from infranetes.control.volumes import VolumeCalls
 from infranetes.cri.images import ImageService
 from infranetes.cri.instrument import logged
 from infranetes.cri.runtime import RuntimeService
+from infranetes.cri.status import StatusCalls
 from infranetes.cri.traced import traced
 from infranetes.csi.publisher import Publisher
 from infranetes.daemon.backends import MakeProvider, make_backends
@@ -40,6 +41,7 @@ from infranetes.daemon.csi import CsiService, MountedVolumes, no_volumes, volume
 from infranetes.daemon.delegate import delegate_service, make_router
 from infranetes.daemon.handlers import check_pools, make_handlers
 from infranetes.daemon.metrics import make_observer, monitoring
+from infranetes.daemon.node import Node
 from infranetes.daemon.pods_service import PodsService
 from infranetes.daemon.provider_start import ProviderStart
 from infranetes.daemon.service_manager import ServiceManager
@@ -65,9 +67,8 @@ from infranetes.machines.agent.client import connector
 from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.agentless.memory import GuestMemory
 from infranetes.machines.context import NodeNames
-from infranetes.machines.renewal import Renewal
 from infranetes.machines.sleeping import SleepGate
-from infranetes.machines.timekeeping import Timekeeping
+from infranetes.monitoring.gauges import ShownNode
 from infranetes.overlay.overlay import Overlay
 from infranetes.overlay.tunnels import Tunnels
 from infranetes.overlay.walls import OverlayFirewalls
@@ -89,19 +90,19 @@ from infranetes.pods.keeping.keep_as import KeepAsFeature, KeptCollection
 from infranetes.pods.keeping.keeper import PodKeeper
 from infranetes.pods.keeping.starts import KeptStarts
 from infranetes.pods.keeping.states import KeptStates
-from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.handler_config import MACHINE
 from infranetes.pods.node.hooks import Features, PodFeature
+from infranetes.pods.node.inventory import Inventory
 from infranetes.pods.node.logs import Logs
+from infranetes.pods.node.sides import NoGuests, Providers, SharedParts
 from infranetes.pods.node.times import Times
+from infranetes.pods.sandboxes.machine_images import BootSources
 from infranetes.pods.sleeping.idleness import SleepyPods
 from infranetes.pods.sleeping.probes import PodProbes
 from infranetes.pods.sleeping.sleep import PodSleep
 from infranetes.pods.store.store import Store
 from infranetes.pods.streams import Streams
-from infranetes.pods.vm.listing import Listing
 from infranetes.pods.vm.node_names import node_dns
-from infranetes.pods.vm.sandbox_vm import reachable_machines
 from infranetes.policies.cluster import ClusterPolicies
 from infranetes.providers import registry
 from infranetes.providers.hypervisor import IBootsGuests
@@ -116,8 +117,9 @@ from infranetes.volumes.pod_volumes import PodVolumes
 from infranetes.volumes.published_mounts import PublishedMounts
 from infranetes.volumes.volumes import Volumes
 from infranetes_common import errors
-from infranetes_common.concurrency import deferred, run_in_thread, settled
+from infranetes_common.concurrency import Event, deferred, run_in_thread, settled
 from infranetes_common.config_files import Sources
+from infranetes_common.nanoseconds import nanoseconds
 from infranetes_common.reactors import IReactor
 from infranetes_common.services import OrderedServices, StartStop
 from infranetes_common.wire.control_rpcs import control_service
@@ -171,18 +173,23 @@ class Daemon(OrderedServices):
         self._policies = self._make_policies(server)
         self._services = self._make_services(server)
         self._pod_events = PodEvents(reactor, server, config.node) if server is not None else None
-        self._pods = PodsService(self._make_node(), self._backends.make)
-        self._pods.node.features = self._make_features()
+        self._node = self._make_node()
+        self._pods = PodsService(self._node, self._backends.make)
+        self._node.features.add(*(each for each in self._make_features() if each is not None))
         volumes, mounted = (
             volumes_of(self._backends.providers, config.providers),
             MountedVolumes(self._volumes),
         )
         self._publisher = Publisher(reactor, volumes, mounted) if volumes is not None else None
-        self._provider_start = ProviderStart(self._pods, self._manager, self._backends.delegate is not None)
+        self._provider_start = ProviderStart(
+            reactor, self._node.providers, self._pods, self._manager, self._backends.delegate is not None
+        )
         self._add("lock", lock)
         self._metrics = None
         if metrics is not None:  # so that it serves while the rest starts
-            self._metrics = monitoring(reactor, config, self._pods.node, metrics)
+            node = self._node
+            shown = ShownNode(node.names, node.inventory, node.providers, node.pools)
+            self._metrics = monitoring(reactor, config, shown, metrics)
             self._add("metrics", self._metrics)
         self._add_in_order()
 
@@ -204,10 +211,15 @@ class Daemon(OrderedServices):
     def _make_node_proxies(self) -> Iterable[NodeProxy]:
         """Yield what translates Services' addresses on the node, for VMs that boot anybody's images."""
         rules = self._services if self._backends.machines is not None else None
-        for side in self._pods.node.providers:
+        for side in self._node.providers:
             if IBridgesVms.providedBy(side.provider):
                 side.node_services = proxy = NodeProxy(self._reactor, side.provider.bridge, rules)
                 yield proxy
+
+    def _cluster_troubles(self) -> Callable[[], Sequence[str]] | None:
+        """Return what tells why objects of the cluster can't be followed; None: none are."""
+        followed = [each for each in (self._services, self._policies) if each is not None]
+        return partial(troubles, followed) if followed else None
 
     def _make_policies(self, server: Requests | None) -> ClusterPolicies | None:
         """Make the source of network policies; None: pods may receive and send everything."""
@@ -233,99 +245,106 @@ class Daemon(OrderedServices):
         )
         return Overlay(Tunnels(self._reactor, config.overlay, networks), walls, config.overlay, networks)
 
-    def _make_node(self) -> NodeContext:
+    def _make_node(self) -> Node:
         reactor, config = self._reactor, self._config
         self._gate = SleepGate()
-        own, *others = self._backends.providers
         authority = Authority(config.state_dir, path=config.ca, sources=sources(config.node_addresses))
         store = Store(reactor, config.state_dir)
-        node = NodeContext(
+        inventory = Inventory(store)
+        log_container_events(inventory, reactor)
+        self._agent_ports = AgentPorts(reactor, agents_table(config.state_dir))
+        self._published, self._nfs = PublishedMounts(reactor), NfsMounts(reactor)
+        self._overlay = self._make_overlay()
+        self._guests = self._make_guests(inventory)
+        shared = SharedParts(
             reactor,
-            store,
-            own,
-            self._backends.images,
+            inventory,
+            Features(),
             authority,
-            connector(reactor, authority, lambda id: self._pods.known_key(id), self._gate),
-            Logs(reactor, store),
+            connector(reactor, authority, lambda id: self._node.known_key(id), self._gate),
             NodeNames(config.cluster, config.node),
             times(config),
-            config.parallel_agents,
+            Event(),
+            observer=self._observer,
+            contprovider=config.contprovider,
+            services=self._services,
+            agent_ports=self._agent_ports,
+            guests=self._guests or NoGuests(),
         )
-        node.observer = self._observer
-        node.apparmor = config.apparmor_dir
-        node.contprovider = config.contprovider
-        node.dns = lambda: run_in_thread(reactor, node_dns)
-        for provider in others:
-            node.providers.add(provider)
-        node.services = self._services
-        if followed := [each for each in (self._services, self._policies) if each is not None]:
-            node.cluster_troubles = partial(troubles, followed)
-        if self._api_server is not None:
-            node.pod_needs = ApiServerNeeds(reactor, self._api_server)
-        node.network = config.kubernetes.network
-        self._overlay = self._make_overlay()
-        node.agent_ports = self._agent_ports = AgentPorts(reactor, agents_table(config.state_dir))
+        providers = Providers(shared, *self._backends.providers)
         addressed = False
-        for side in node.providers:
+        for side in providers:
             if IInVpc.providedBy(side.provider):
                 side.overlay = self._overlay
             elif side.name in ADDRESSING:  # only one of these providers gets the subnet
                 side.gets_subnet, addressed = not addressed, True
-        make_handlers(node, config, self._source)
-        reachable = partial(reachable_machines, node.inventory, node.pools)
-        node.renewal = Renewal(node.providers.own, reachable)
-        node.timekeeping = Timekeeping(reactor, reachable)
-        log_container_events(node.inventory, reactor)
-        return node
+        handlers, pools = make_handlers(providers, self._backends.images, config, self._source)
+        self._volumes = PodVolumes(reactor, inventory, providers, self._published)
+        server = self._api_server
+        return Node(
+            reactor,
+            shared,
+            providers,
+            handlers,
+            pools,
+            self._backends.images,
+            Logs(reactor, store),
+            BootSources(self._backends.machines, self._volumes, self._guests),
+            partial(run_in_thread, reactor, node_dns),
+            pod_needs=ApiServerNeeds(reactor, server) if server is not None else None,
+            apparmor_dir=config.apparmor_dir,
+            parallel=config.parallel_agents,
+        )
 
-    def _make_features(self) -> Features:
-        """Make the features of pods, in the order of `infranetes.pods.node.hooks`."""
-        reactor, config, node, sandboxes = self._reactor, self._config, self._pods.node, self._pods.sandboxes
-        self._published, self._nfs = PublishedMounts(reactor), NfsMounts(reactor)
-        self._volumes = PodVolumes(reactor, node.inventory, node.providers, self._published)
-        self._pods.containers.machine_images.roots = self._volumes
+    def _make_features(self) -> Iterable[PodFeature | None]:
+        """Make the features of pods, in the order of `infranetes.pods.node.hooks`; None: one that this node
+        lacks."""
+        reactor, config, node = self._reactor, self._config, self._node
+        inventory, providers, handlers = node.inventory, node.providers, node.handlers
         self._firewalls = None
         if self._policies is not None:
-            enforcer = FirewallEnforcer(node.providers.side_of)
-            self._firewalls = PodFirewalls(reactor, self._policies, enforcer, node.providers.started)
+            enforcer = FirewallEnforcer(providers.side_of)
+            self._firewalls = PodFirewalls(reactor, self._policies, enforcer, providers.started)
         shadows: PodFeature = NoShadows()
         if (delegate := self._backends.delegate) is not None:
             runtime = ShadowSandboxes(delegate, str(config.state_dir))
-            shadows = Shadows(node.inventory, runtime, sandboxes.lost, sandboxes.end_abandoned)
-        guests = self._make_guests(node)
-        self._kept = KeptStates(reactor, config.state_dir / "kept")
-        self._keeper = PodKeeper(node, self._kept)
-        self._sleep = PodSleep(node, self._gate, self._keeper.is_held)
+            shadows = Shadows(inventory, runtime, node.sandboxes.lost, node.sandboxes.end_abandoned)
+        self._kept = states = KeptStates(reactor, config.state_dir / "kept")
+        self._keeper = PodKeeper(
+            reactor, inventory, providers, handlers, node.features, states, node.stopping
+        )
+        self._sleep = PodSleep(reactor, inventory, providers, self._gate, self._keeper.is_held, node.stopping)
         clones = Clones(reactor, config.state_dir / "kept" / "pods")
         host_ports = HostPorts(HostPortTable(reactor, table_name(config.state_dir)))
-        features = (
-            PodStarts(reactor, node.providers, node.inventory),
+        return (
+            PodStarts(reactor, providers, inventory),
             shadows,
-            DistinctAddresses(node.inventory),
-            guests,
-            GuestAddresses(reactor, node.handlers.of, self._pod_events) if guests is not None else None,
-            KeptStarts(node, self._kept, clones),
+            DistinctAddresses(inventory),
+            self._guests,
+            GuestAddresses(reactor, handlers.of, self._pod_events) if self._guests is not None else None,
+            KeptStarts(reactor, inventory, handlers, node.features, states, clones),
             NfsVolumes(reactor, self._nfs.find),
             self._volumes,
             Volumes(reactor, config.state_dir / "volumes", config.volumes),
             self._keeper,
-            KeepAsFeature(node, self._kept, self._keeper),
-            KeptCollection(node, self._kept, config.kept),
+            KeepAsFeature(reactor, inventory, providers, handlers, states, self._keeper),
+            KeptCollection(reactor, states, config.kept, node.times.launch),
             self._sleep,
-            SleepyPods(node, self._gate, self._sleep),
-            PodProbes(node, self._gate),
-            NetworkChoice(config.kubernetes.network),
-            self._make_pod_overlay(node),
+            SleepyPods(reactor, inventory, providers, handlers, self._gate, self._sleep),
+            PodProbes(reactor, handlers, self._gate),
+            NetworkChoice(handlers.network),
+            PodOverlay(self._overlay, inventory, providers, handlers) if self._overlay is not None else None,
             self._firewalls,
             PodServices(),
             AgentPortRules(self._agent_ports),
-            PodHostPorts(host_ports, node.inventory),
-            PodEventReports(self._pod_events, node.handlers.of) if self._pod_events is not None else None,
+            PodHostPorts(host_ports, inventory),
+            PodEventReports(self._pod_events, handlers.of) if self._pod_events is not None else None,
         )
-        return Features(*(feature for feature in features if feature is not None))
 
-    def _make_guests(self, node: NodeContext) -> Guests | None:
-        """Make what takes the place of agents in VMs without one; None: there are no such VMs."""
+    def _make_guests(self, inventory: Inventory) -> Guests | None:
+        """Make what takes the place of agents in VMs without one; None: there are no such VMs.
+
+        Much of what it asks is made later, as that needs the agents: it is looked up when it is asked."""
         config, machines = self._config, self._backends.machines
         clouds = {each.name for each in self._backends.providers if IBootsGuests.providedBy(each)}
         handlers = ("", *config.handlers)
@@ -340,26 +359,24 @@ class Daemon(OrderedServices):
         server = self._api_server
         objects = ApiServerObjects(self._reactor, server) if server is not None else None
         makers = NodeGuests(self._reactor, GuestSecrets(state_dir), objects)
-        lost, root_of = self._pods.sandboxes.lost, self._volumes.root_of
-        guests = Guests(
-            self._reactor, node.inventory, node.handlers.of, memory, makers, lost, node.now, root_of
+        return Guests(
+            self._reactor,
+            inventory,
+            lambda record: self._node.handlers.of(record),
+            memory,
+            makers,
+            lambda sandbox, message: self._node.sandboxes.lost(sandbox, message),
+            partial(nanoseconds, self._reactor),
+            lambda sandbox_id: self._volumes.root_of(sandbox_id),
         )
-        images = self._pods.containers.machine_images
-        node.guests, images.guests, images.disks = guests, guests, machines
-        return guests
-
-    def _make_pod_overlay(self, node: NodeContext) -> PodOverlay | None:
-        if self._overlay is None:
-            return None
-        return PodOverlay(self._overlay, node.inventory, node.providers, node.handlers, node.network)
 
     def _add_in_order(self) -> None:
         """Add the services. Each is started after those above it, and stopped before them."""
-        node, backends, config = self._pods.node, self._backends, self._config
+        node, backends, config = self._node, self._backends, self._config
         where = config.streaming
         streams = StreamingServer(
             self._reactor,
-            Streams(self._pods.sandboxes, self._pods.containers),
+            Streams(self._node.sandboxes, self._node.containers),
             host=where.host,
             port=where.port,
             advertise=where.advertise,
@@ -367,9 +384,10 @@ class Daemon(OrderedServices):
         self._add("tracing", StartStop(on_stop=self._tracer.stop))
         self._add("agents' ports", StartStop(on_stop=self._agent_ports.stop))
         checkpoints = config.state_dir / "checkpoints"
-        self._checkpoints = Checkpoints(self._reactor, checkpoints, node.providers, self._pods.containers)
+        self._checkpoints = Checkpoints(self._reactor, checkpoints, node.providers, self._node.containers)
         self._add("checkpoints", StartStop(self._checkpoints.start))
-        self._add("store", StartStop(on_stop=node.store.close))  # opened with the pods, but closed after them
+        store = node.inventory.store
+        self._add("store", StartStop(on_stop=store.close))  # opened with the pods, but closed after them
         self._add("published volumes", StartStop(on_stop=self._published.close))
         self._add("NFS mounts", StartStop(on_stop=self._nfs.close))
         if self._publisher is not None:
@@ -396,25 +414,32 @@ class Daemon(OrderedServices):
 
     @deferred
     async def _stop_providers(self) -> None:
-        await settled(side.provider.stop() for side in self._pods.node.providers)
+        await settled(side.provider.stop() for side in self._node.providers)
 
     def _add(self, name: str, service: Service) -> None:
         service.setName(name)
         service.setServiceParent(self)
 
     def _control_socket(self) -> SocketService:
-        node = self._pods.node
-        pods = ControlService(node, self._pods.reconciler)
+        node = self._node
+        pods = ControlService(
+            node.inventory,
+            node.providers,
+            node.handlers,
+            node.pools,
+            node.reconciler,
+            self._cluster_troubles(),
+        )
         services = ServiceCalls(self._reactor, node.inventory, self._services)
         policies = PolicyCalls(node.inventory, self._policies, self._firewalls)
         volumes = VolumeCalls(self._publisher, self._config.volumes.flexvolumes)
         sizes, settings = SizeCalls(node.providers), ConfigCalls(self._reactor, self._config_in_force)
-        description = DescribeCalls(node)
+        description = DescribeCalls(self._reactor, node.inventory, node.providers, node.handlers)
         usage = UsageCalls(
             self._reactor,
             node.inventory,
             node.providers,
-            Gatherer(self._reactor, Listing(self._reactor, node.inventory, node.times.listing)),
+            Gatherer(self._reactor, node.listing),
         )
         self._serve_kubectl(pods, description, usage)
         self._show_pods(pods, description, policies)
@@ -455,7 +480,7 @@ class Daemon(OrderedServices):
         from infranetes.kubernetes.reviews import Reviewer
 
         reviewer = Reviewer(self._reactor, server.answer, audience)
-        remote = RemotePods(reviewer, self._pods.node.inventory, pods, description, usage)
+        remote = RemotePods(reviewer, self._node.inventory, pods, description, usage)
         self._metrics.serve(b"v1", remote.resource())
 
     def _show_pods(self, pods: ControlService, description: DescribeCalls, policies: PolicyCalls) -> None:
@@ -464,23 +489,35 @@ class Daemon(OrderedServices):
             return
         from infranetes.control.pod_views import PodViews  # late, as all that is served there
 
-        inventory, attachments = self._pods.node.inventory, self._volumes.attachments
+        inventory, attachments = self._node.inventory, self._volumes.attachments
         self._metrics.show_pods(PodViews(inventory, pods, description, policies, attachments))
 
     def _may_enter(self) -> bool:
         return self._config_in_force.now.running.control.enter
 
     def _cri_socket(self, streams: StreamingServer) -> SocketService:
-        config, pods = self._config, self._pods
-        runtime = RuntimeService(
-            pods.node,
-            pods.sandboxes,
-            pods.containers,
-            self._checkpoints,
+        config, node = self._config, self._node
+        status = StatusCalls(
+            node.inventory,
+            node.providers,
+            node.handlers,
             config.offered_handlers,
             config.cgroup_driver,
-            streams.url,
             partial(run_in_thread, self._reactor, lambda: self._config_in_force.now.shown()),
+            self._services,
+            self._cluster_troubles(),
+        )
+        runtime = RuntimeService(
+            self._reactor,
+            status,
+            node.listing,
+            node.providers,
+            node.resizer,
+            node.sandboxes,
+            node.containers,
+            self._checkpoints,
+            config.offered_handlers,
+            streams.url,
         )
         delegate, cri_images = self._backends.delegate, self._backends.cri_images
         images = image_service(ImageService(cri_images, lambda: self._kept.size + self._sleep.size))
@@ -490,7 +527,7 @@ class Daemon(OrderedServices):
         ]
         unknown = None
         if delegate is not None and isinstance(cri_images, CatalogueSet):
-            inventory, owns = pods.node.inventory, cri_images.owns
+            inventory, owns = node.inventory, cri_images.owns
             router = make_router(self._reactor, config, delegate, inventory, owns, services, runtime.events)
             services, unknown = router.services(), router.unknown
         server = Server(self._reactor, services, translate_error=errors.to_grpc, unknown=unknown)
@@ -516,7 +553,7 @@ class Daemon(OrderedServices):
         :raise InfranetesError: why it never will."""
         await self._provider_start.started.wait()
         shown = self._pods.shown()
-        started = [side.name for side in self._pods.node.providers if not side.trouble]
+        started = [side.name for side in self._node.providers if not side.trouble]
         return (
             f"infranetes is ready on unix://{self._config.socket_path} (provider "
             f"{', '.join(started)}, {shown} {'sandbox' if shown == 1 else 'sandboxes'})"
@@ -544,13 +581,13 @@ class Daemon(OrderedServices):
             store.reconfigure(config.images)
         if self._backends.machines is not None:
             self._backends.machines.reconfigure(config)
-        self._pods.node.pools.own.reconfigure(config.pool)
+        self._node.pools.own.reconfigure(config.pool)
 
     @property
     def serves(self) -> bool:
         """Whether some pods are served, so that the service manager counts the daemon as ready."""
         return self._backends.delegate is not None or any(
-            side.ready.happened for side in self._pods.node.providers
+            side.ready.happened for side in self._node.providers
         )
 
 

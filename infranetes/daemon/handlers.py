@@ -13,35 +13,43 @@ from infranetes.machines.pool import Pool
 from infranetes.machines.pool_config import PoolConfig
 from infranetes.machines.pool_record import PoolRecord
 from infranetes.machines.pooled import Purpose, check_stops
-from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.handler_config import SYSTEMD, HandlerConfig
-from infranetes.pods.node.handlers import AnnotationRule, Handler
+from infranetes.pods.node.handlers import AnnotationRule, Handler, Handlers
+from infranetes.pods.node.images import Images
+from infranetes.pods.node.pools import Pools
+from infranetes.pods.node.sides import Providers
 from infranetes.providers.interface import IInVpc, IPodProvider
 from infranetes.providers.tenants import all_tenants
 from infranetes_common.errors import ConfigError, InvalidArgument
 
 
-def make_handlers(node: NodeContext, config: Config, source: str) -> None:
-    """Give a node, which has its sides and their overlay, the configured handlers and all pools.
+def make_handlers(
+    providers: Providers, images: Images, config: Config, source: str
+) -> tuple[Handlers, Pools]:
+    """Return the configured handlers and all pools of a node, whose sides have their overlay.
 
     :param source: the configuration's file, which errors name.
     :raise ConfigError: a handler's network can't be had, or a pool's VMs can't wait stopped."""
-    check_pools(config, [side.provider for side in node.providers], source)
-    for name in ("", *config.offered_handlers):
-        node.handlers.by_name[name] = _make(node, config, name, source)
+    check_pools(config, [side.provider for side in providers], source)
+    by_name = {name: _make(providers, config, name, source) for name in ("", *config.offered_handlers)}
+    own = Pool(providers.own, config.pool)
+    pools = Pools(own, [handler.pool for handler in by_name.values() if handler.pool is not None])
     every = all_tenants({name: config.providers.get(name, {}) for name in config.offered_providers})
-    node.handlers.tenants = {each.provider: each for each in every}
-    node.pools.own = Pool(node.providers.own, config.pool)
-    node.pools.others = [
-        handler.pool for handler in node.handlers.by_name.values() if handler.pool is not None
-    ]
-    if isinstance(node.images, SeveralStores | NodeImages):
-        node.handlers.image_source = node.images.source
+    handlers = Handlers(
+        by_name,
+        providers,
+        pools,
+        config.contprovider,
+        config.kubernetes.network,
+        tenants={each.provider: each for each in every},
+        image_source=images.source if isinstance(images, SeveralStores | NodeImages) else None,
+    )
+    return handlers, pools
 
 
-def _make(node: NodeContext, config: Config, name: str, source: str) -> Handler:
+def _make(providers: Providers, config: Config, name: str, source: str) -> Handler:
     given = config.handlers.get(name, HandlerConfig())
-    side, kind = node.providers.by_name[config.side_of(name)], config.kind_of(name)
+    side, kind = providers.by_name[config.side_of(name)], config.kind_of(name)
     if given.network == "overlay" and side.overlay is None:
         raise _no_overlay(name, side.name, source)
     contprovider = given.contprovider
@@ -92,14 +100,16 @@ def _no_overlay(handler: str, provider: str, source: str) -> ConfigError:
     )
 
 
-def pools_with(node: NodeContext, records: Iterable[PoolRecord]) -> list[tuple[Pool, list[PoolRecord]]]:
+def pools_with(
+    pools: Pools, providers: Providers, records: Iterable[PoolRecord]
+) -> list[tuple[Pool, list[PoolRecord]]]:
     """Return every pool with its records. Records of no pool get one that wants no VMs: their VMs end."""
-    found = {(pool.context.provider.name, pool.purpose.handler): pool for pool in node.pools.all()}
+    found = {(pool.context.provider.name, pool.purpose.handler): pool for pool in pools.all()}
     loads: dict[tuple[str, str], list[PoolRecord]] = {key: [] for key in found}
     for record in records:
         key = (record.provider, record.handler)
         if key not in found:
-            found[key] = Pool(node.providers.by_name[key[0]], PoolConfig(), Purpose(record.handler))
-            node.pools.others.append(found[key])
+            found[key] = Pool(providers.by_name[key[0]], PoolConfig(), Purpose(record.handler))
+            pools.others.append(found[key])
         loads.setdefault(key, []).append(record)
     return [(found[key], loads[key]) for key in found]

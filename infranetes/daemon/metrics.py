@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from infranetes.config import Config
 from infranetes.monitoring.gauges import ShownNode
 from infranetes.observer import NULL_OBSERVER, Observer
-from infranetes.pods.node.context import NodeContext
 from infranetes_common.reactors import IReactor
 
 if TYPE_CHECKING:
@@ -28,9 +27,8 @@ def make_observer(config: Config) -> tuple[Observer, Metrics | None]:
     return metrics, metrics
 
 
-def monitoring(reactor: IReactor, config: Config, node: NodeContext, metrics: Metrics) -> Monitoring:
+def monitoring(reactor: IReactor, config: Config, shown: ShownNode, metrics: Metrics) -> Monitoring:
     """Return the service that serves them."""
     from infranetes.monitoring.service import Monitoring
 
-    shown = ShownNode(node.names, node.inventory, node.providers, node.pools)
     return Monitoring(reactor, config.metrics, shown, metrics)

@@ -13,11 +13,8 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes.daemon.handlers import pools_with
-from infranetes.pods.containers.containers import Containers
-from infranetes.pods.node.context import NodeContext
+from infranetes.daemon.node import Node
 from infranetes.pods.node.sides import ProviderSide
-from infranetes.pods.reconcile import Reconciler
-from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.store.records import POD_CIDR, Contents
 from infranetes.pods.store.states import SHOWN_SANDBOXES
 from infranetes.providers.absent import AbsentProvider
@@ -35,12 +32,9 @@ class PodsService(Service):
     :ivar pod_cidr: the subnet for pods, as kubelet has set it; "" before it has.
     """
 
-    def __init__(self, node: NodeContext, make_provider: Callable[[str], IPodProvider]) -> None:
+    def __init__(self, node: Node, make_provider: Callable[[str], IPodProvider]) -> None:
         self.node = node
         self._make_provider = make_provider
-        self.sandboxes = Sandboxes(node)
-        self.containers = Containers(node, self.sandboxes)
-        self.reconciler = Reconciler(node, self.sandboxes, self.containers)
         self.pod_cidr = ""
 
     @deferred
@@ -50,13 +44,13 @@ class PodsService(Service):
         :raise InfranetesError: the store can't be opened."""
         Service.startService(self)
         node = self.node
-        contents = await node.store.open()
+        contents = await node.inventory.store.open()
         self.pod_cidr = contents.settings.get(POD_CIDR, "")
         self._find_sides(contents)
         await node.features.load(contents)
-        for pool, records in pools_with(node, contents.pool):
+        for pool, records in pools_with(node.pools, node.providers, contents.pool):
             pool.load(records, contents.settings)
-        await self.reconciler.load(contents, lambda: sleep(node.clock, 0))
+        await node.reconciler.load(contents, lambda: sleep(node.reactor, 0))
         node.renewal.start()
         node.timekeeping.start()
         await node.features.resume(node.inventory)
@@ -83,10 +77,10 @@ class PodsService(Service):
         side.ready.succeed(None)
         for pool in self.node.pools.of(side):
             pool.provider_ready()
-        self.reconciler.provider_ready(side)
+        self.node.reconciler.provider_ready(side)
 
     def _ended(self, side: ProviderSide, instance: Instance) -> None:
-        self.sandboxes.ended(side, instance)
+        self.node.sandboxes.ended(side, instance)
         for pool in self.node.pools.of(side):
             pool.ended(instance)
 
@@ -94,21 +88,13 @@ class PodsService(Service):
         """Return how many sandboxes the CRI shows."""
         return sum(one.state in SHOWN_SANDBOXES for one in self.node.inventory)
 
-    def known_key(self, id: str) -> str:
-        """Return the key of the certificate that a VM was last given; "" if the VM is unknown."""
-        sandbox = self.node.inventory.sandboxes.get(id)
-        if sandbox is not None:
-            return sandbox.record.certificate_key
-        members = (pool.members.get(id) for pool in self.node.pools.all())
-        return next((each.record.certificate_key for each in members if each is not None), "")
-
     @deferred
     async def stopService(self) -> None:
         """Leave what is under way for the next daemon. The VMs go on."""
         Service.stopService(self)
         node = self.node
-        node.stopping = True
-        self.reconciler.stop()
+        node.stopping.succeed(None)
+        node.reconciler.stop()
         node.renewal.stop()
         node.timekeeping.stop()
         for pool in node.pools.all():

@@ -7,12 +7,13 @@ from functools import partial
 
 from twisted.application.service import Service
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes.daemon.pods_service import PodsService
 from infranetes.daemon.service_manager import ServiceManager
-from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.node.sides import Providers, ProviderSide
 from infranetes.providers.interface import Awaited
 from infranetes_common.concurrency import Event, Flight, backoff, deferred, settled, sleep, start, within
 from infranetes_common.errors import Unavailable
@@ -36,10 +37,18 @@ class ProviderStart(Service):
     :ivar started: happens when the first provider has started, or fails with why none ever will.
     """
 
-    def __init__(self, pods: PodsService, manager: ServiceManager, delegate: bool = False) -> None:
+    def __init__(
+        self,
+        clock: IReactorTime,
+        providers: Providers,
+        pods: PodsService,
+        manager: ServiceManager,
+        delegate: bool = False,
+    ) -> None:
+        self._clock = clock
+        self._providers = providers
         self._delegate = delegate
         self._pods = pods
-        self._node = pods.node
         self._manager = manager
         self._starting: list[Deferred[None]] = []
         self._failed: list[ProviderSide] = []
@@ -49,7 +58,7 @@ class ProviderStart(Service):
         Service.startService(self)
         if self._delegate:
             self._manager.ready(self._status())
-        for side in list(self._node.providers):
+        for side in list(self._providers):
             starting = start(self._start(side))
             starting.addErrback(partial(self._ended, side))
             self._starting.append(starting)
@@ -61,7 +70,7 @@ class ProviderStart(Service):
         flights = [Flight(starting) for starting in self._starting]
         for flight in flights:
             flight.cancel()
-        clock = self._node.clock
+        clock = self._clock
         await settled(within(clock, UNDO_SECONDS, flight.join(), "its end") for flight in flights)
 
     async def _start(self, side: ProviderSide) -> None:
@@ -80,7 +89,7 @@ class ProviderStart(Service):
             except Unavailable as error:
                 pause = next(pauses)
                 self._wait(side, error, f"; tried again in {pause:.0f} s")
-            await sleep(self._node.clock, pause)
+            await sleep(self._clock, pause)
         self._pods.provider_started(side)
         self._manager.ready(self._status())
         self.started.succeed(None)
@@ -102,16 +111,16 @@ class ProviderStart(Service):
         assert isinstance(failure.value, Exception)
         self._failed.append(side)
         stopped = failure.check(CancelledError) is not None
-        if len(self._failed) == len(self._node.providers.by_name) and (stopped or not self._delegate):
+        if len(self._failed) == len(self._providers.by_name) and (stopped or not self._delegate):
             self.started.fail(failure.value)
         if stopped:
             return
         side.trouble = (
             f"it can't start: {redacted(str(failure.value))}; restart the daemon once that is fixed"
         )
-        if len(self._node.providers.by_name) > 1 or self._delegate:
+        if len(self._providers.by_name) > 1 or self._delegate:
             _log.error("provider {provider} can't start: {error}", provider=side.name, error=failure.value)
-            if self._delegate or not self._node.providers.trouble:
+            if self._delegate or not self._providers.trouble:
                 self._manager.ready(self._status())
 
     def _progress(self, side: ProviderSide, words: str) -> None:
@@ -124,8 +133,8 @@ class ProviderStart(Service):
 
     def _status(self) -> str:
         """Return the daemon's status for people."""
-        lacking = [side for side in self._node.providers if side.trouble]
+        lacking = [side for side in self._providers if side.trouble]
         words = "; ".join(f"provider {side.name}: {side.trouble}" for side in lacking)
-        if len(lacking) == len(self._node.providers.by_name) and not self._delegate:
+        if len(lacking) == len(self._providers.by_name) and not self._delegate:
             return f"waiting for {words}"
         return f"serving; {words}" if lacking else "serving"

@@ -7,19 +7,21 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes.observer import call_to_provider
+from infranetes.observer import Observer, call_to_provider
 from infranetes.pods.containers.containers import Containers
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.inventory import Container, Sandbox
-from infranetes.pods.node.sides import ProviderSide
-from infranetes.pods.sandboxes.machine_images import is_half_ended
+from infranetes.pods.node.hooks import Features
+from infranetes.pods.node.inventory import Container, Inventory, Sandbox
+from infranetes.pods.node.pools import Pools
+from infranetes.pods.node.sides import Providers, ProviderSide
+from infranetes.pods.sandboxes.machine_images import MachineImages, is_half_ended
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.store.records import ContainerRecord, Contents
 from infranetes.pods.store.states import WITH_VM, ContainerState, SandboxState
-from infranetes.pods.vm.agent_events import connect, vm_ended
+from infranetes.pods.vm.agent_events import AgentConnections
 from infranetes.pods.vm.sandbox_vm import machine_for
 from infranetes.providers.interface import IListsRarely, Instance, InstanceState
 from infranetes_common.concurrency import settled, sleep, start, within
@@ -39,20 +41,46 @@ class Reconciler:
 
     The records are served at once. Agents are asked in parallel, so that one that does not answer delays no
     other; a provider is asked once it has started.
+
+    :param sweep_pause: the seconds between two passes.
+    :param destroy_seconds: how long a VM's end is waited for.
     """
 
-    def __init__(self, node: NodeContext, sandboxes: Sandboxes, containers: Containers) -> None:
-        self._node = node
+    def __init__(
+        self,
+        clock: IReactorTime,
+        inventory: Inventory,
+        providers: Providers,
+        pools: Pools,
+        features: Features,
+        observer: Observer,
+        connections: AgentConnections,
+        sandboxes: Sandboxes,
+        containers: Containers,
+        machine_images: MachineImages,
+        sweep_pause: float,
+        destroy_seconds: float,
+    ) -> None:
+        self._clock = clock
+        self._inventory = inventory
+        self._providers = providers
+        self._pools = pools
+        self._features = features
+        self._observer = observer
+        self._connections = connections
         self._sandboxes = sandboxes
         self._containers = containers
+        self._machine_images = machine_images
+        self._sweep_pause = sweep_pause
+        self._destroy_seconds = destroy_seconds
         self._passes: list[Deferred[None]] = []
 
     async def load(self, contents: Contents, breathe: Callable[[], Awaitable[None]]) -> None:
         """Fill the inventory and begin to ask the agents.
 
         :param breathe: awaited now and then, to give other work a turn of the reactor."""
-        inventory = self._node.inventory
-        machine = partial(machine_for, self._node.providers, inventory)
+        inventory = self._inventory
+        machine = partial(machine_for, self._providers, inventory)
         work: list[Callable[[], None]] = []
 
         def add(record: ContainerRecord) -> None:
@@ -73,16 +101,16 @@ class Reconciler:
         if sandbox.state is SandboxState.LAUNCHING:
             self._sandboxes.resume(sandbox)
         elif sandbox.state is SandboxState.READY:
-            connect(self._node, sandbox)
+            self._connections.connect(sandbox)
             assert sandbox.watch is not None
             sandbox.watch.start()
             self._log_failure(sandbox, start(self._finish_removals(sandbox)))
         elif sandbox.state in (SandboxState.VACANT, SandboxState.BOOTING):
             self._log_failure(sandbox, start(self._remove_unfinished(sandbox)))
         elif sandbox.state is SandboxState.STOPPING and sandbox.record.agent_host:
-            connect(self._node, sandbox)
+            self._connections.connect(sandbox)
         else:
-            vm_ended(self._node, sandbox, sandbox.record.message or "the sandbox was stopped")
+            self._connections.vm_ended(sandbox, sandbox.record.message or "the sandbox was stopped")
             self._log_failure(sandbox, start(self._remove_unfinished(sandbox)))
 
     def provider_ready(self, side: ProviderSide) -> None:
@@ -94,9 +122,9 @@ class Reconciler:
             elif sandbox.state is SandboxState.ABANDONED:
                 self._log_failure(sandbox, self._sandboxes.end_abandoned(sandbox).join())
             elif sandbox.state is SandboxState.BOOTING:
-                self._log_failure(sandbox, self._containers.machine_images.vacate(sandbox).join())
+                self._log_failure(sandbox, self._machine_images.vacate(sandbox).join())
         if not self._passes:
-            self._begin(lambda: self._node.features.sweep(), "the pods' features could not be swept")
+            self._begin(self._features.sweep, "the pods' features could not be swept")
         words = f"the VMs of provider {side.name} could not be compared with the records"
         self._begin(partial(self._pass, side), words)
 
@@ -106,7 +134,7 @@ class Reconciler:
         self._passes.append(passes)
 
     def _of(self, side: ProviderSide) -> list[Sandbox]:
-        return [each for each in self._node.inventory if self._node.providers.side_of(each.record) is side]
+        return [each for each in self._inventory if self._providers.side_of(each.record) is side]
 
     def stop(self) -> None:
         """End the passes. Idempotent."""
@@ -123,11 +151,11 @@ class Reconciler:
                 raise
             except Exception:
                 _log.failure("{words}", words=words)
-            await sleep(self._node.clock, self._node.times.sweep)
+            await sleep(self._clock, self._sweep_pause)
 
     async def _pass(self, side: ProviderSide) -> None:
         """Make one pass. Where lists are dear, only some passes have one."""
-        provider, now = side.provider, self._node.clock.seconds()
+        provider, now = side.provider, self._clock.seconds()
         if now < side.next_list:
             await self._mend(side)
             return
@@ -153,10 +181,10 @@ class Reconciler:
             if sandbox.state is SandboxState.ABANDONED:
                 self._log_failure(sandbox, self._sandboxes.end_abandoned(sandbox).join())
             elif is_half_ended(sandbox):
-                self._log_failure(sandbox, self._containers.machine_images.vacate(sandbox).join())
+                self._log_failure(sandbox, self._machine_images.vacate(sandbox).join())
             elif sandbox.state is SandboxState.READY and by_token is not None:
                 await self._compare(side, sandbox, by_token.get(sandbox.record.token))
-        for pool in self._node.pools.of(side):
+        for pool in self._pools.of(side):
             await pool.check(by_token)
 
     async def _compare(self, side: ProviderSide, sandbox: Sandbox, instance: Instance | None) -> None:
@@ -172,7 +200,7 @@ class Reconciler:
         messages.
 
         :raise InfranetesError: no provider could be asked."""
-        sides = list(self._node.providers)
+        sides = list(self._providers)
         found: list[Orphan] = []
         troubles: list[tuple[ProviderSide, InfranetesError]] = []
         for side, result in zip(
@@ -194,10 +222,8 @@ class Reconciler:
 
     async def _list(self, side: ProviderSide) -> list[Instance]:
         what = f"listing the VMs of provider {side.name}"
-        listing = call_to_provider(
-            self._node.observer, self._node.clock, side.name, "list", side.provider.list
-        )
-        return await within(self._node.clock, LIST_SECONDS, listing, what)
+        listing = call_to_provider(self._observer, self._clock, side.name, "list", side.provider.list)
+        return await within(self._clock, LIST_SECONDS, listing, what)
 
     async def _end_orphans(self, side: ProviderSide, instances: list[Instance]) -> None:
         orphans = {instance.id: instance for instance in instances if not self._has_record(side, instance)}
@@ -212,25 +238,24 @@ class Reconciler:
             try:
                 await self._destroy(side, instance_id)
                 side.orphans.discard(instance_id)
-                self._node.observer.orphan_ended(side.name)
+                self._observer.orphan_ended(side.name)
             except InfranetesError as error:
                 _log.error("vm {vm} is not destroyed: {error}", vm=instance_id, error=error)
 
     async def _destroy(self, side: ProviderSide, instance_id: str) -> None:
-        node = self._node
         destroying = call_to_provider(
-            node.observer, node.clock, side.name, "destroy", lambda: side.provider.destroy(instance_id)
+            self._observer, self._clock, side.name, "destroy", lambda: side.provider.destroy(instance_id)
         )
-        await within(node.clock, node.times.destroy, destroying, f"destroying vm {instance_id}")
+        await within(self._clock, self._destroy_seconds, destroying, f"destroying vm {instance_id}")
 
     def _has_record(self, side: ProviderSide, instance: Instance) -> bool:
-        if any(pool.owns(instance.token) for pool in self._node.pools.of(side)):
+        if any(pool.owns(instance.token) for pool in self._pools.of(side)):
             return True
-        sandbox = self._node.inventory.by_token(instance.token)
+        sandbox = self._inventory.by_token(instance.token)
         return (
             sandbox is not None
             and sandbox.state in WITH_VM
-            and self._node.providers.side_of(sandbox.record) is side
+            and self._providers.side_of(sandbox.record) is side
         )
 
     async def _look_again(self, sandbox: Sandbox) -> None:
@@ -248,7 +273,7 @@ class Reconciler:
         removing = [one for one in sandbox.containers.values() if one.state is ContainerState.REMOVING]
         if removing and sandbox.watch is not None:
             await (
-                self._node.providers.side_of(sandbox.record).ready.wait()
+                self._providers.side_of(sandbox.record).ready.wait()
                 if sandbox.record.image
                 else sandbox.watch.when_live()
             )

@@ -12,8 +12,6 @@ from typing import Any
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.control.describe import DescribeCalls
-from infranetes.control.service import ControlService
 from infranetes.ctl.cli import main, read
 from infranetes.ctl.commands import COMMANDS
 from infranetes.ctl.session import Session
@@ -85,8 +83,8 @@ class Stub:
     """The control socket of a node of fakes, without a socket."""
 
     def __init__(self, world: FakeNode) -> None:
-        self._node = ControlService(world.node, world.reconciler)
-        self._description = DescribeCalls(world.node)
+        self._node = world.control
+        self._description = world.description
 
     def __getattr__(self, name: str) -> Any:  # Any: a call of whatever kind
         its = self._description if hasattr(self._description, name) else self._node

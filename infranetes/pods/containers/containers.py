@@ -7,19 +7,21 @@ from functools import partial
 
 import attrs
 from twisted.internet.defer import TimeoutError as DeferredTimeout
+from twisted.internet.interfaces import IReactorTime
 
 from infranetes.pods.containers.creation import ContainerCreation
 from infranetes.pods.containers.lifelog import log_command
-from infranetes.pods.containers.start import start_container
+from infranetes.pods.containers.start import ContainerStart
 from infranetes.pods.containers.stop import ContainerStop
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.inventory import Container
+from infranetes.pods.node.hooks import Features
+from infranetes.pods.node.inventory import Container, Inventory
+from infranetes.pods.node.logs import Logs
 from infranetes.pods.node.pinning import repin
-from infranetes.pods.sandboxes.machine_images import MachineImages
+from infranetes.pods.node.times import until
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.store.states import ALIVE, ContainerState
 from infranetes.pods.vm.huge_pages import check_huge_pages
-from infranetes.pods.vm.reports import apply_report
+from infranetes.pods.vm.reports import ContainerReports
 from infranetes.pods.vm.resize import Resizer
 from infranetes_common import cpusets
 from infranetes_common.concurrency import Flight, shielded, start
@@ -31,29 +33,35 @@ from infranetes_common.wire import cri, vmserver
 MAX_EXEC_OUTPUT = 8 * 1024 * 1024 - 4096
 
 
+@attrs.frozen(eq=False)
 class Containers:
-    """Creates, starts, stops and removes containers, and runs commands in them."""
+    """Creates, starts, stops and removes containers, and runs commands in them.
 
-    def __init__(self, node: NodeContext, sandboxes: Sandboxes) -> None:
-        self._node = node
-        self._sandboxes = sandboxes
-        self.machine_images = MachineImages(node)
-        self._creation = ContainerCreation(node, self.machine_images)
-        self._resizer = Resizer(node)
-        self._stop = ContainerStop(node, sandboxes, self.machine_images)
+    :param exec_limit: the most seconds that a command without streams may run."""
+
+    _clock: IReactorTime
+    _inventory: Inventory
+    _logs: Logs
+    _features: Features
+    _exec_limit: float
+    _sandboxes: Sandboxes
+    _creation: ContainerCreation
+    _start: ContainerStart
+    _stop: ContainerStop
+    _resizer: Resizer
+    _reports: ContainerReports
 
     def lookup(self, id: str) -> Container:
         """Return the container with this id or prefix of one, if the CRI shows it, and record it as claimed.
 
         :raise NotFound: there is none. :raise InvalidArgument: there are several."""
-        container = self._node.inventory.container(id)
+        container = self._inventory.container(id)
         if not container.shown:
             raise NotFound(f"container {container.id} is not there yet: it is being created")
         if not container.record.claimed:
             claimed = attrs.evolve(container.record, claimed=True)
-            self._node.inventory.note(
-                self._node.inventory.save_container(container, claimed), f"container {container.id}"
-            )
+            saved = self._inventory.save_container(container, claimed)
+            self._inventory.note(saved, f"container {container.id}")
         return container
 
     async def create(self, sandbox_id: str, config: cri.ContainerConfig, limit: float | None = None) -> str:
@@ -64,10 +72,10 @@ class Containers:
         :raise AlreadyExists: another container has the name. :raise FailedPrecondition: there is no VM.
         :raise InfranetesError: the creation failed and was undone."""
         sandbox = self._sandboxes.lookup(sandbox_id)
-        sandbox.asked_until = self._node.until(limit)
+        sandbox.asked_until = until(self._clock, limit)
         creating = start(self._creation.create(sandbox, config))
         try:
-            container = await (creating if limit is None else creating.addTimeout(limit, self._node.clock))
+            container = await (creating if limit is None else creating.addTimeout(limit, self._clock))
         except DeferredTimeout:
             far = [progress.words() for progress in sandbox.loads.progress.values()]
             raise DeadlineExceeded(
@@ -77,10 +85,10 @@ class Containers:
         return self.lookup(container.id).id
 
     async def start(self, id: str) -> None:
-        """Run the container, once in its life. See `start_container`."""
+        """Run the container, once in its life. See `ContainerStart`."""
         container = self.lookup(id)
-        await start_container(self._node, container)
-        await self._node.logs.wait_until_open(container)
+        await self._start.start(container)
+        await self._logs.wait_until_open(container)
 
     async def stop(self, id: str, grace_seconds: int, limit: float | None = None) -> None:
         """Stop the container and wait for its end. Does nothing if it is unknown or was never started.
@@ -96,7 +104,7 @@ class Containers:
     async def remove(self, id: str) -> None:
         """Stop and forget the container. Does nothing if it is unknown."""
         try:
-            container = self._node.inventory.container(id)
+            container = self._inventory.container(id)
         except NotFound:
             return
         if container.creating is not None and not container.creating.done:
@@ -115,9 +123,9 @@ class Containers:
         container = self.lookup(id)
         if container.state not in ALIVE:
             raise FailedPrecondition(f"container {container.id} has ended: its resources can't be changed")
-        await self._node.features.needed(container.sandbox)
+        await self._features.needed(container.sandbox)
         agent = container.sandbox.agent()
-        await shielded(repin(self._node.inventory, container, resources))
+        await shielded(repin(self._inventory, container, resources))
         resources = cpusets.without(resources)
         if not resources.ByteSize():
             return
@@ -125,7 +133,7 @@ class Containers:
             await check_huge_pages(agent, pages)
             await self._resizer.make_room(container, resources)
         await shielded(self._resizer.fit(container, resources))
-        apply_report(self._node, container, await shielded(agent.update(container.id, resources)))
+        self._reports.apply(container, await shielded(agent.update(container.id, resources)))
 
     async def exec_sync(
         self, id: str, command: list[str], seconds: int, limit: float | None
@@ -139,24 +147,22 @@ class Containers:
         container = self.lookup(id)
         if container.state is not ContainerState.RUNNING:
             raise FailedPrecondition(f"container {container.id} is not running")
-        most = self._node.times.exec_limit if limit is None else min(limit, self._node.times.exec_limit)
-        began = self._node.clock.seconds()
+        most = self._exec_limit if limit is None else min(limit, self._exec_limit)
+        began = self._clock.seconds()
         try:
-            result = await self._node.features.execute(
+            result = await self._features.execute(
                 container, command, partial(self._run_command, container, command, seconds, most)
             )
         except DeadlineExceeded:
-            log_command(
-                container, command, "was killed: it took too long", self._node.clock.seconds() - began
-            )
+            log_command(container, command, "was killed: it took too long", self._clock.seconds() - began)
             raise DeadlineExceeded(
                 f"the command in container {container.id} took longer than {seconds or most:.0f} s and "
                 "was killed"
             ) from None
         outcome = f"ended: exit code {result.exit_code}"
-        log_command(container, command, outcome, self._node.clock.seconds() - began, routine=True)
+        log_command(container, command, outcome, self._clock.seconds() - began, routine=True)
         # The caller may next read on the node what the command wrote: other runtimes' containers share files.
-        await self._node.features.caught_up(container)
+        await self._features.caught_up(container)
         return _cut(result)
 
     async def _run_command(
@@ -172,7 +178,7 @@ class Containers:
         container = self.lookup(id)
         if container.state is not ContainerState.RUNNING:
             raise FailedPrecondition(f"container {container.id} is not running: its log is not open")
-        await self._node.logs.reopen(container)
+        await self._logs.reopen(container)
 
 
 def _cut(output: vmserver.ExecSyncResponse) -> vmserver.ExecSyncResponse:

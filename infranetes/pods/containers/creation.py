@@ -3,28 +3,33 @@
 
 from __future__ import annotations
 
+import attrs
 from twisted.internet.defer import CancelledError
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from infranetes.images import Image
 from infranetes.machines.ids import new_id
 from infranetes.machines.interface import IAgent
 from infranetes.pods.containers import node_files, user_namespaces
-from infranetes.pods.images.image_loads import load_image
-from infranetes.pods.images.removal import remove_unused_later
-from infranetes.pods.node import apparmor
-from infranetes.pods.node.context import NodeContext
+from infranetes.pods.containers.profiles import SecurityProfiles
+from infranetes.pods.images.image_loads import ImageLoads
+from infranetes.pods.images.removal import UnusedImages
 from infranetes.pods.node.handler_config import MACHINE
-from infranetes.pods.node.inventory import Container, Sandbox, container_name
+from infranetes.pods.node.handlers import Handlers
+from infranetes.pods.node.hooks import Features
+from infranetes.pods.node.images import Images
+from infranetes.pods.node.inventory import Container, Inventory, Sandbox, container_name
 from infranetes.pods.node.pinning import guests, pin, pin_later
 from infranetes.pods.sandboxes.machine_images import MachineImages, is_being_vacated
 from infranetes.pods.store.records import ContainerRecord
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm.huge_pages import check_huge_pages
 from infranetes.pods.vm.resize import Resizer
-from infranetes_common.concurrency import Flight, run_in_thread, shielded
+from infranetes_common.concurrency import Event, Flight, shielded
 from infranetes_common.errors import AlreadyExists, FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.huge_pages import pages_of
+from infranetes_common.nanoseconds import nanoseconds
 from infranetes_common.wire import cri
 
 UNDO_SECONDS = 10.0  # the time that an agent gets to remove a container whose creation failed
@@ -32,13 +37,23 @@ UNDO_SECONDS = 10.0  # the time that an agent gets to remove a container whose c
 _log = Logger()
 
 
+@attrs.frozen(eq=False)
 class ContainerCreation:
-    """Creates containers. Several requests for the same one share the work."""
+    """Creates containers. Several requests for the same one share the work.
 
-    def __init__(self, node: NodeContext, machine_images: MachineImages) -> None:
-        self._node = node
-        self._machine_images = machine_images
-        self._resizer = Resizer(node)
+    :param stopping: happens when the daemon stops: it leaves what is under way to the next one."""
+
+    _clock: IReactorTime
+    _inventory: Inventory
+    _images: Images
+    _handlers: Handlers
+    _features: Features
+    _profiles: SecurityProfiles
+    _image_loads: ImageLoads
+    _unused_images: UnusedImages
+    _resizer: Resizer
+    _machine_images: MachineImages
+    _stopping: Event[None]
 
     async def create(self, sandbox: Sandbox, config: cri.ContainerConfig) -> Container:
         """Create the container, or join its creation.
@@ -51,7 +66,7 @@ class ContainerCreation:
         container = self._named(sandbox, config)
         if container is None:
             user_namespaces.check(config, sandbox.config)
-            image = await self._node.images.find(config.image.image)
+            image = await self._images.find(config.image.image)
             # The VM may have been stopped meanwhile, and another request may have begun the container.
             _check_vm(sandbox)
             container = self._named(sandbox, config) or self._begin(sandbox, config, image)
@@ -63,14 +78,14 @@ class ContainerCreation:
         """Return the container of this name, or None.
 
         :raise AlreadyExists: it is not the one that this request asks for."""
-        container = self._node.inventory.container_named(sandbox, container_name(config.metadata))
+        container = self._inventory.container_named(sandbox, container_name(config.metadata))
         if container is not None:
             _check_same(container, config)
         return container
 
     def _begin(self, sandbox: Sandbox, config: cri.ContainerConfig, image: Image) -> Container:
         sandbox.check_stays()
-        self._node.handlers.check_image(sandbox.record, image)
+        self._handlers.check_image(sandbox.record, image)
         if sandbox.record.kind == MACHINE and sandbox.containers:
             raise FailedPrecondition(
                 f"sandbox {sandbox.id} is container {next(iter(sandbox.containers))}: a pod whose image is "
@@ -86,11 +101,11 @@ class ContainerCreation:
                 config=config.SerializeToString(deterministic=True),
                 image_ref=image.told_id or image.id,
                 image_id=image.id,
-                created_at=self._node.now(),
+                created_at=nanoseconds(self._clock),
             ),
         )
         container.being_created = True
-        self._node.inventory.add_container(container)
+        self._inventory.add_container(container)
         container.creating = Flight(self._create(container, image))
         return container
 
@@ -103,9 +118,9 @@ class ContainerCreation:
         sandbox = container.sandbox
         asked: IAgent | None = None
         try:
-            await self._node.store.put_container(container.record)
-            await self._node.features.before_create(container)
-            config = await self._with_profiles(container.config)
+            await self._inventory.store.put_container(container.record)
+            await self._features.before_create(container)
+            config = await self._profiles.put_into(container.config)
             if sandbox.record.kind == MACHINE:
                 await self._machine_images.boot(sandbox, image, config)
             await pin(sandbox)
@@ -113,23 +128,23 @@ class ContainerCreation:
             if pages := pages_of(config.linux.resources):
                 await check_huge_pages(sandbox.agent(), pages)
                 await self._resizer.make_room(container, config.linux.resources)
-            mounted = await node_files.mounted_images(config, self._node.images)
+            mounted = await node_files.mounted_images(config, self._images)
             for needed in {one.id: one for one in (image, *mounted.values())}.values():
-                await load_image(self._node, sandbox, needed)
+                await self._image_loads.load(sandbox, needed)
             config = node_files.with_image_ids(config, mounted)
             asked = sandbox.agent()
-            config = await self._node.features.prepare(container, config)
-            report = await self._node.features.adopted(container, config)
+            config = await self._features.prepare(container, config)
+            report = await self._features.adopted(container, config)
             if report is None:
                 report = await sandbox.agent().create(container.id, image.id, config, sandbox.config)
             created = container.record.to(
                 ContainerState.CREATED, created_at=report.created_at or container.record.created_at
             )
-            await self._node.store.put_container(created)
+            await self._inventory.store.put_container(created)
             container.record = created
             container.reported = report
         except BaseException as error:
-            if self._node.stopping:
+            if self._stopping.happened:
                 raise
             await shielded(self._undo(container, asked))
             if sandbox.record.kind == MACHINE:
@@ -140,16 +155,6 @@ class ContainerCreation:
         finally:
             container.being_created = False
 
-    async def _with_profiles(self, config: cri.ContainerConfig) -> cri.ContainerConfig:
-        """Replace the names of the node's security profiles by the profiles' contents."""
-        if path := node_files.seccomp_path(config):
-            text = await run_in_thread(self._node.reactor, node_files.read_seccomp_profile, path)
-            config = node_files.with_seccomp_profile(config, text)
-        if name := apparmor.profile_name(config):
-            text = await run_in_thread(self._node.reactor, apparmor.find_profile, self._node.apparmor, name)
-            config = apparmor.with_profile(config, name, text)
-        return config
-
     async def _undo(self, container: Container, asked: IAgent | None) -> None:
         """Remove what exists of the container.
 
@@ -157,7 +162,7 @@ class ContainerCreation:
 
         If its agent can't be reached now, it is removed after the agent's next snapshot, which shows a
         container without a record."""
-        self._node.inventory.discard_container(container)
+        self._inventory.discard_container(container)
         pin_later(container.sandbox)
         if asked is not None:
             try:
@@ -165,11 +170,10 @@ class ContainerCreation:
             except InfranetesError as error:
                 _log.info("container {container}, whose creation failed, is not removed yet: {error}",
                           container=container.id, error=error)  # fmt: skip
-        await self._node.features.release(container)
-        remove_unused_later(self._node, container.sandbox)
-        self._node.inventory.note(
-            self._node.store.delete_container(container.id), f"the end of container {container.id}"
-        )
+        await self._features.release(container)
+        self._unused_images.remove_later(container.sandbox)
+        deletion = self._inventory.store.delete_container(container.id)
+        self._inventory.note(deletion, f"the end of container {container.id}")
 
 
 def _check_vm(sandbox: Sandbox) -> None:

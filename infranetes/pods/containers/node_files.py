@@ -13,7 +13,7 @@ import stat
 from collections.abc import Container
 
 from infranetes.images import Image
-from infranetes.pods.node.context import Images
+from infranetes.pods.node.images import Images
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
 from infranetes_common.wire import cri
 

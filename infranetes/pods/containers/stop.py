@@ -6,21 +6,24 @@ from __future__ import annotations
 import contextlib
 from functools import partial
 
+import attrs
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from infranetes.pods.containers.start import START_ERROR, wait_started
-from infranetes.pods.images.removal import remove_unused_later
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.inventory import Container
-from infranetes.pods.node.logs import wait_while_advancing
+from infranetes.pods.images.removal import UnusedImages
+from infranetes.pods.node.hooks import Features
+from infranetes.pods.node.inventory import Container, Inventory
+from infranetes.pods.node.logs import Logs, wait_while_advancing
 from infranetes.pods.node.pinning import pin_later
 from infranetes.pods.node.times import MACHINE_DRAIN_SECONDS
 from infranetes.pods.sandboxes.machine_images import MachineImages
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.store.states import ContainerState, SandboxState
-from infranetes.pods.vm.reports import GONE_REASON, Until, apply_stop, record_loss
+from infranetes.pods.vm.reports import GONE_REASON, ContainerReports, Until
 from infranetes_common.concurrency import Flight, shielded, sleep
 from infranetes_common.errors import DeadlineExceeded, InfranetesError, NotFound, Unavailable
+from infranetes_common.nanoseconds import nanoseconds
 from infranetes_common.wire import cri
 
 STOP_DRAIN_SECONDS = 2.0  # how long a stop waits for a log that does not advance
@@ -32,13 +35,21 @@ _STARTED = (ContainerState.STARTING, ContainerState.RUNNING)
 _log = Logger()
 
 
+@attrs.frozen(eq=False)
 class ContainerStop:
-    """Stops and removes containers."""
+    """Stops and removes containers.
 
-    def __init__(self, node: NodeContext, sandboxes: Sandboxes, machine_images: MachineImages) -> None:
-        self._node = node
-        self._sandboxes = sandboxes
-        self._machine_images = machine_images
+    :param drain_seconds: how long a removal waits for a log that does not advance."""
+
+    _clock: IReactorTime
+    _inventory: Inventory
+    _logs: Logs
+    _features: Features
+    _drain_seconds: float
+    _reports: ContainerReports
+    _unused_images: UnusedImages
+    _sandboxes: Sandboxes
+    _machine_images: MachineImages
 
     async def stop(self, container: Container, grace_seconds: int, limit: float | None = None) -> None:
         """Stop the container and wait for its end. Wait only for the log if it has ended.
@@ -46,7 +57,7 @@ class ContainerStop:
         Does nothing if the container was never started.
 
         :param limit: the seconds until the caller gives up; None: it does not say."""
-        until = None if limit is None else partial(float, self._node.clock.seconds() + limit)
+        until = None if limit is None else partial(float, self._clock.seconds() + limit)
         await wait_started(container)
         if container.state in _STARTED:
             await shielded(self._stop(container, grace_seconds, STOP_DRAIN_SECONDS, until))
@@ -71,16 +82,16 @@ class ContainerStop:
         try:
             report = await container.sandbox.agent().stop(container.id, grace_seconds)
         except NotFound:
-            record_loss(self._node, container, GONE_REASON, "its VM no longer knows this container")
+            self._reports.record_loss(container, GONE_REASON, "its VM no longer knows this container")
         except Unavailable:
             if not await self._ended_with_its_vm(container):
                 raise
         else:
             if report.state == cri.CONTAINER_CREATED:  # an earlier start never reached the agent
-                report.state, report.finished_at = cri.CONTAINER_EXITED, self._node.now()
+                report.state, report.finished_at = cri.CONTAINER_EXITED, nanoseconds(self._clock)
                 report.exit_code, report.reason = START_ERROR, "StartError"
                 report.message = "it was stopped before it was run"
-            await apply_stop(self._node, container, report, drain_seconds, until)
+            await self._reports.apply_stop(container, report, drain_seconds, until)
 
     async def _ended_with_its_vm(self, container: Container) -> bool:
         """Return whether the agent was lost because its VM ended.
@@ -91,14 +102,14 @@ class ContainerStop:
                 await self._sandboxes.look(container.sandbox)
             if container.state not in _STARTED:
                 return True
-            await sleep(self._node.clock, LOOK_PAUSE_SECONDS)
+            await sleep(self._clock, LOOK_PAUSE_SECONDS)
         return False
 
     async def _drained(self, container: Container, seconds: float, until: Until = None) -> bool:
         """Wait for the log, `seconds` if it does not advance; return whether it is complete."""
         try:
-            drained = self._node.logs.drain(container)
-            await wait_while_advancing(self._node.clock, container, drained, seconds, until)
+            drained = self._logs.drain(container)
+            await wait_while_advancing(self._clock, container, drained, seconds, until)
         except DeadlineExceeded:
             return False
         return True
@@ -110,7 +121,7 @@ class ContainerStop:
         return container.removing
 
     async def _remove(self, container: Container) -> None:
-        container.requested_at = self._node.clock.seconds()
+        container.requested_at = self._clock.seconds()
         await wait_started(container)
         sandbox = container.sandbox
         if sandbox.state is SandboxState.READY and sandbox.record.image:
@@ -119,16 +130,16 @@ class ContainerStop:
             await self._remove_from_vm(container)
         elif sandbox.state is SandboxState.STOPPING and sandbox.stopping is not None:
             await sandbox.stopping.join()
-        await self._node.features.release(container)
-        self._node.logs.abort(container, "the container was removed")
-        await self._node.store.delete_container(container.id)
-        self._node.inventory.discard_container(container)
+        await self._features.release(container)
+        self._logs.abort(container, "the container was removed")
+        await self._inventory.store.delete_container(container.id)
+        self._inventory.discard_container(container)
         pin_later(sandbox)
-        remove_unused_later(self._node, sandbox)
+        self._unused_images.remove_later(sandbox)
 
     async def _remove_from_vm(self, container: Container) -> None:
         agent = container.sandbox.agent()
-        drain_seconds = self._node.times.drain
+        drain_seconds = self._drain_seconds
         if container.state in _STARTED:
             await self._stop(container, 0, drain_seconds)
         elif container.state is ContainerState.EXITED and not await self._drained(container, drain_seconds):
@@ -154,6 +165,5 @@ class ContainerStop:
         record = container.record
         if container.state not in (ContainerState.REMOVING, ContainerState.CREATING):
             record = record.to(ContainerState.REMOVING)
-        await self._node.inventory.save_container(
-            container, record
-        )  # also again: the first write may have failed
+        # Also again: the first write may have failed.
+        await self._inventory.save_container(container, record)

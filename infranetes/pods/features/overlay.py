@@ -76,20 +76,17 @@ def _check_cni(config: cri.PodSandboxConfig, asked: str) -> None:
 
 
 class PodOverlay(PodFeature):
-    """Gives pods addresses of the pods' network if that is theirs, and their VMs tunnels to the node.
-
-    :param default: as for `Handler.network_of`."""
+    """Gives pods addresses of the pods' network if that is theirs, and their VMs tunnels to the node."""
 
     name = "addresses and tunnels of the pods' network"
 
     def __init__(
-        self, overlay: Overlay, inventory: Inventory, providers: Providers, handlers: Handlers, default: str
+        self, overlay: Overlay, inventory: Inventory, providers: Providers, handlers: Handlers
     ) -> None:
         self._overlay = overlay
         self._inventory = inventory
         self._providers = providers
         self._handlers = handlers
-        self._default = default
 
     async def answered(self, sandbox: Sandbox) -> None:
         """Give the pod an address of the pods' network, if that is its network.
@@ -99,7 +96,7 @@ class PodOverlay(PodFeature):
         if self._providers.side_of(record).overlay is None:
             return
         handler, annotations = self._handlers.of(record), sandbox.config.annotations
-        chosen = record.network or handler.network_of(annotations, self._default)
+        chosen = record.network or handler.network_of(annotations, self._handlers.network)
         if chosen != "overlay":
             return
         instance = sandbox.machine.instance

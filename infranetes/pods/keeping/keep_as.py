@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes.pods.keeping.config import KeptConfig
 from infranetes.pods.keeping.keeper import PodKeeper
 from infranetes.pods.keeping.states import KeptState, KeptStates, Stage
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.handlers import Handler
+from infranetes.pods.node.handlers import Handler, Handlers
 from infranetes.pods.node.hooks import PodFeature
-from infranetes.pods.node.inventory import Container, Sandbox
+from infranetes.pods.node.inventory import Container, Inventory, Sandbox
+from infranetes.pods.node.sides import Providers
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.providers.annotations import KeepAs, keep_as
 from infranetes.providers.keeping import IStartsKeptVms
@@ -37,6 +38,7 @@ from infranetes_common.errors import (
     InfranetesError,
     Unimplemented,
 )
+from infranetes_common.nanoseconds import nanoseconds
 from infranetes_common.wire import cri
 
 KEEP_SECONDS = 600.0
@@ -61,8 +63,19 @@ class KeepAsFeature(PodFeature):
 
     name = "pods that ask to be kept"
 
-    def __init__(self, node: NodeContext, states: KeptStates, keeper: PodKeeper) -> None:
-        self._node = node
+    def __init__(
+        self,
+        clock: IReactorTime,
+        inventory: Inventory,
+        providers: Providers,
+        handlers: Handlers,
+        states: KeptStates,
+        keeper: PodKeeper,
+    ) -> None:
+        self._clock = clock
+        self._inventory = inventory
+        self._providers = providers
+        self._handlers = handlers
         self._states = states
         self._keeper = keeper
         self._done: set[str] = set()  # sandboxes that are not kept any more
@@ -78,7 +91,7 @@ class KeepAsFeature(PodFeature):
 
     async def sweep(self) -> None:
         """Begin to keep the first pod that is to be kept."""
-        for sandbox in list(self._node.inventory):
+        for sandbox in list(self._inventory):
             if self._keeping is None and (choice := self._due(sandbox)) is not None:
                 if await self._is_kept(sandbox, choice):
                     continue
@@ -93,13 +106,13 @@ class KeepAsFeature(PodFeature):
         """Return how a pod asks to be kept, if it is to be now."""
         if sandbox.state is not SandboxState.READY or sandbox.id in self._done:
             return None
-        annotations = self._node.handlers.of(sandbox.record).vm_annotations(sandbox.config.annotations)
+        annotations = self._handlers.of(sandbox.record).vm_annotations(sandbox.config.annotations)
         choice = keep_as(annotations)
         if choice is None:
             self._done.add(sandbox.id)
             return None
         alive = [each for each in sandbox.containers.values() if each.state not in _ENDED]
-        tries, now = self._tries.get(sandbox.id), self._node.clock.seconds()
+        tries, now = self._tries.get(sandbox.id), self._clock.seconds()
         if tries is not None and now < tries.again_at:
             return None
         runs = all(_runs_since(each, now - choice.after) for each in alive)
@@ -107,7 +120,7 @@ class KeepAsFeature(PodFeature):
 
     async def _is_kept(self, sandbox: Sandbox, choice: KeepAs) -> bool:
         """Return whether there is nothing to do for a pod in this pass."""
-        provider = self._node.providers.side_of(sandbox.record).provider
+        provider = self._providers.side_of(sandbox.record).provider
         try:
             state = await self._keeper.described(sandbox, choice.name)
         except InfranetesError as error:
@@ -139,7 +152,7 @@ class KeepAsFeature(PodFeature):
         except InfranetesError as error:
             tries = self._tries.setdefault(sandbox.id, _Tries())
             tries.left -= 1
-            tries.again_at = self._node.clock.seconds() + RETRY_SECONDS
+            tries.again_at = self._clock.seconds() + RETRY_SECONDS
             if tries.left <= 0:
                 self._give_up(sandbox, error)
             return
@@ -165,23 +178,26 @@ def _runs_since(container: Container, since: float) -> bool:
 
 
 class KeptCollection(PodFeature):
-    """Removes states that nobody uses, and the least used ones where all take too much."""
+    """Removes states that nobody uses, and the least used ones where all take too much.
+
+    :param grace: the seconds after its last use for which a state stays even so."""
 
     name = "kept states that nobody uses"
 
-    def __init__(self, node: NodeContext, states: KeptStates, config: KeptConfig) -> None:
-        self._node = node
+    def __init__(self, clock: IReactorTime, states: KeptStates, config: KeptConfig, grace: float) -> None:
+        self._clock = clock
         self._states = states
         self._config = config
+        self._grace = grace
 
     async def sweep(self) -> None:
-        now = self._node.now() / 1e9
+        now = nanoseconds(self._clock) / 1e9
         ready = [each for each in self._states if each.stage is Stage.READY]
         for state in sorted(ready, key=self._states.used_at):
             idle = now - self._states.used_at(state)
             if idle > self._config.unused:
                 await remove(self._states, state, f"no pod has started from it for {idle / 86400:.0f} days")
-            elif self._states.size > self._config.max_bytes and idle > self._node.times.launch:
+            elif self._states.size > self._config.max_bytes and idle > self._grace:
                 await remove(self._states, state, "kept states take more than kept.max_bytes")
 
 

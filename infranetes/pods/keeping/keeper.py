@@ -14,15 +14,17 @@ from contextlib import asynccontextmanager, suppress
 
 import attrs
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from infranetes.pods.keeping.shape import shape_of_container, shape_of_pod, template_of
 from infranetes.pods.keeping.states import KeptContainer, KeptState, KeptStates, Stage, new_state_id
 from infranetes.pods.keeping.wishes import KeepWishes, keep_wishes
-from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.handler_config import MACHINE
-from infranetes.pods.node.hooks import PodFeature
+from infranetes.pods.node.handlers import Handlers
+from infranetes.pods.node.hooks import Features, PodFeature
 from infranetes.pods.node.inventory import Container, Inventory, Sandbox
+from infranetes.pods.node.sides import Providers
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm.vm_size import recorded_size
 from infranetes.providers.annotations import keeps_secrets
@@ -45,12 +47,28 @@ _log = Logger()
 
 
 class PodKeeper(PodFeature):
-    """Keeps pods. Later than the features that carry volumes."""
+    """Keeps pods. Later than the features that carry volumes.
+
+    :param stopping: happens when the daemon stops."""
 
     name = "pods that are kept"
 
-    def __init__(self, node: NodeContext, states: KeptStates) -> None:
-        self._node = node
+    def __init__(
+        self,
+        clock: IReactorTime,
+        inventory: Inventory,
+        providers: Providers,
+        handlers: Handlers,
+        features: Features,
+        states: KeptStates,
+        stopping: Event[None],
+    ) -> None:
+        self._clock = clock
+        self._inventory = inventory
+        self._providers = providers
+        self._handlers = handlers
+        self._features = features
+        self._stopping = stopping
         self._states = states
         self._working: dict[str, Deferred[KeptState]] = {}  # by sandbox
         self._holding: dict[str, Event[None]] = {}  # by sandbox: happens once it goes on
@@ -72,7 +90,7 @@ class PodKeeper(PodFeature):
         self._holding[sandbox.id] = Event()
         work = self._working[sandbox.id] = start(self._keep(provider, sandbox, name, seconds, replace))
         try:
-            return await within(self._node.clock, seconds, work, f"keeping sandbox {sandbox.id}")
+            return await within(self._clock, seconds, work, f"keeping sandbox {sandbox.id}")
         finally:
             if sandbox.id not in self._states.held:
                 self._let_others(sandbox.id)
@@ -84,7 +102,7 @@ class PodKeeper(PodFeature):
         return id in self._working or id in self._states.held
 
     def _provider(self, sandbox: Sandbox) -> IStartsKeptVms:
-        side = self._node.providers.side_of(sandbox.record)
+        side = self._providers.side_of(sandbox.record)
         if not IStartsKeptVms.providedBy(side.provider):
             raise Unimplemented(
                 f"sandbox {sandbox.id} can't be kept: VMs of provider {side.name} don't start from kept "
@@ -115,7 +133,7 @@ class PodKeeper(PodFeature):
     async def _keep(
         self, provider: IStartsKeptVms, sandbox: Sandbox, name: str, seconds: float, replace: bool
     ) -> KeptState:
-        until, timeline = self._node.clock.seconds() + seconds, sandbox.timeline
+        until, timeline = self._clock.seconds() + seconds, sandbox.timeline
         if (await sandbox.agent().info()).held:
             raise FailedPrecondition(
                 f"sandbox {sandbox.id} has started from a kept state, and has containers of it that were not "
@@ -155,16 +173,16 @@ class PodKeeper(PodFeature):
         return state
 
     def _left(self, until: float) -> float:
-        return max(until - self._node.clock.seconds(), 1.0)
+        return max(until - self._clock.seconds(), 1.0)
 
     def _annotations(self, sandbox: Sandbox) -> dict[str, str]:
-        return self._node.handlers.of(sandbox.record).vm_annotations(sandbox.config.annotations)
+        return self._handlers.of(sandbox.record).vm_annotations(sandbox.config.annotations)
 
     async def described(self, sandbox: Sandbox, name: str) -> KeptState:
         """Return a pod's state before anything of it is kept.
 
         :raise InfranetesError: it can't be kept."""
-        handler, config = self._node.handlers.of(sandbox.record), sandbox.config
+        handler, config = self._handlers.of(sandbox.record), sandbox.config
         running = [each for each in sandbox.containers.values() if each.state is ContainerState.RUNNING]
         return KeptState(
             id=new_state_id(),
@@ -173,7 +191,7 @@ class PodKeeper(PodFeature):
             pod=sandbox.pod,
             template=template_of(config),
             provider=sandbox.record.provider,
-            sandbox=shape_of_pod(self._node.contprovider, handler, config, recorded_size(sandbox)),
+            sandbox=shape_of_pod(self._handlers.contprovider, handler, config, recorded_size(sandbox)),
             secrets=keeps_secrets(self._annotations(sandbox)),
             containers=tuple([await self._container(each) for each in running]),
         )
@@ -184,7 +202,7 @@ class PodKeeper(PodFeature):
             name=container.config.metadata.name,
             image=container.record.image_id,
             shape=shape_of_container(container.config, container.record.image_id),
-            volumes=await self._node.features.volumes_of(container),
+            volumes=await self._features.volumes_of(container),
         )
 
     async def _discard(self, state: KeptState) -> None:
@@ -201,7 +219,7 @@ class PodKeeper(PodFeature):
         """Hold a pod still for the block. It has gone on at the end, or else that raises."""
         await self._states.mark(sandbox.id)
         try:
-            volumes = await self._node.features.hold_still(sandbox)
+            volumes = await self._features.hold_still(sandbox)
             seconds = HOLD_SECONDS + max((hook.seconds for hook in wishes.hooks.values()), default=0.0)
             with sandbox.timeline.step("its containers are held still"):
                 await sandbox.agent().hold(
@@ -213,7 +231,7 @@ class PodKeeper(PodFeature):
 
     async def _go_on_or_raise(self, sandbox: Sandbox) -> None:
         """Have a pod go on. :raise InfranetesError: it does not yet; `live` and `sweep` try again."""
-        clock, pauses = self._node.clock, backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        clock, pauses = self._clock, backoff(FIRST_PAUSE, LONGEST_PAUSE)
         until = clock.seconds() + GO_ON_SECONDS
         while True:
             try:
@@ -221,7 +239,7 @@ class PodKeeper(PodFeature):
                 return
             except InfranetesError as error:
                 pause = next(pauses)
-                if self._node.stopping or not _has_vm(sandbox) or clock.seconds() + pause > until:
+                if self._stopping.happened or not _has_vm(sandbox) or clock.seconds() + pause > until:
                     raise
                 _log.info("sandbox {sandbox} does not go on yet: {error}", sandbox=sandbox.id, error=error)
             await sleep(clock, pause)
@@ -233,7 +251,7 @@ class PodKeeper(PodFeature):
         self._going_on.add(sandbox.id)
         try:
             with sandbox.timeline.step("its containers go on"):
-                await self._node.features.go_on(sandbox)
+                await self._features.go_on(sandbox)
                 with suppress(NotOffered, Unimplemented):  # so nothing is held
                     await sandbox.agent().release()
             await self._states.unmark(sandbox.id)
@@ -274,7 +292,7 @@ class PodKeeper(PodFeature):
 
     async def sweep(self) -> None:
         for id in list(self._states.held):
-            sandbox = self._node.inventory.sandboxes.get(id)
+            sandbox = self._inventory.sandboxes.get(id)
             if sandbox is not None and sandbox.watch is not None and sandbox.watch.live:
                 await self.live(sandbox)
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from infranetes.machines.keeping import Adoption
@@ -25,10 +26,9 @@ from infranetes.pods.keeping.clones import Clone, Clones
 from infranetes.pods.keeping.shape import difference, shape_of_container, shape_of_pod, template_of
 from infranetes.pods.keeping.states import KeptContainer, KeptState, KeptStates, Stage
 from infranetes.pods.keeping.wishes import clone_hook
-from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.handler_config import MACHINE
-from infranetes.pods.node.handlers import Handler
-from infranetes.pods.node.hooks import PodFeature
+from infranetes.pods.node.handlers import Handler, Handlers
+from infranetes.pods.node.hooks import Features, PodFeature
 from infranetes.pods.node.inventory import Container, Inventory, Sandbox
 from infranetes.pods.store.states import SandboxState
 from infranetes.pods.vm.vm_size import recorded_size
@@ -40,6 +40,7 @@ from infranetes_common.errors import (
     InvalidArgument,
     NotFound,
 )
+from infranetes_common.nanoseconds import nanoseconds
 from infranetes_common.wire import cri, vmserver
 
 UNWANTED_SECONDS = 600.0
@@ -55,8 +56,19 @@ class KeptStarts(PodFeature):
 
     name = "kept states"
 
-    def __init__(self, node: NodeContext, states: KeptStates, clones: Clones) -> None:
-        self._node = node
+    def __init__(
+        self,
+        clock: IReactorTime,
+        inventory: Inventory,
+        handlers: Handlers,
+        features: Features,
+        states: KeptStates,
+        clones: Clones,
+    ) -> None:
+        self._clock = clock
+        self._inventory = inventory
+        self._handlers = handlers
+        self._features = features
         self._states = states
         self._clones = clones
         self._cold_pods: set[str] = set()  # sandboxes for which that was decided
@@ -76,7 +88,7 @@ class KeptStarts(PodFeature):
             self._candidate(config, handler, choice)
 
     async def start_from(self, sandbox: Sandbox) -> Path | None:
-        handler = self._node.handlers.of(sandbox.record)
+        handler = self._handlers.of(sandbox.record)
         choice = _choice_of(handler, sandbox.config)
         if choice is None or sandbox.id in self._cold_pods:
             return None
@@ -100,7 +112,7 @@ class KeptStarts(PodFeature):
         """Return the state that the pod starts from. :raise FailedPrecondition: none fits; says why."""
         config, provider = sandbox.config, handler.side.provider
         state = self._candidate(config, handler, choice)
-        shape = shape_of_pod(self._node.contprovider, handler, config, recorded_size(sandbox))
+        shape = shape_of_pod(self._handlers.contprovider, handler, config, recorded_size(sandbox))
         if part := difference(state.sandbox, shape):
             raise FailedPrecondition(f"kept state {state.called} is of a pod with another {part}")
         assert IStartsKeptVms.providedBy(provider)
@@ -150,7 +162,7 @@ class KeptStarts(PodFeature):
         if kept is None:
             return None
         try:
-            handler = self._node.handlers.of(sandbox.record)
+            handler = self._handlers.of(sandbox.record)
             hook = clone_hook(handler.vm_annotations(sandbox.config.annotations), kept.name)
             adoption = Adoption(kept.id, container.id, config, hook)
             (state,) = await sandbox.agent().adopt([adoption], {}, sandbox.config)
@@ -175,7 +187,7 @@ class KeptStarts(PodFeature):
         shape = shape_of_container(container.config, container.record.image_id)
         if part := difference(kept.shape, shape):
             raise FailedPrecondition(f"its {part} is not that of the container that was kept")
-        own = await self._node.features.volumes_of(container)
+        own = await self._features.volumes_of(container)
         if own.keys() != kept.volumes.keys():
             raise FailedPrecondition("its volumes are not at the places of those that were kept")
         pairs = {old: own[path] for path, old in kept.volumes.items()}
@@ -189,7 +201,7 @@ class KeptStarts(PodFeature):
 
         :raise FailedPrecondition: it may not."""
         sandbox = container.sandbox
-        choice = _choice_of(self._node.handlers.of(sandbox.record), sandbox.config)
+        choice = _choice_of(self._handlers.of(sandbox.record), sandbox.config)
         words = f"container {kept.name} of sandbox {sandbox.id} does not go on from the kept state: {why}"
         if choice is not None and not choice.cold:
             raise FailedPrecondition(f"{words}; the annotation infranetes.io/start-from-mismatch is refuse")
@@ -217,14 +229,14 @@ class KeptStarts(PodFeature):
 
     async def sweep(self) -> None:
         """Remove kept containers that nobody wants."""
-        self._cold_pods &= set(self._node.inventory.sandboxes)
+        self._cold_pods &= set(self._inventory.sandboxes)
         for id in self._clones.ids():
-            clone, sandbox = self._clones.get(id), self._node.inventory.sandboxes.get(id)
+            clone, sandbox = self._clones.get(id), self._inventory.sandboxes.get(id)
             if sandbox is None:
                 await self._clones.forget(id)  # its launch was not even recorded
             if clone is None or sandbox is None or sandbox.state is not SandboxState.READY:
                 continue
-            age = (self._node.now() - sandbox.record.created_at) / 1e9
+            age = (nanoseconds(self._clock) - sandbox.record.created_at) / 1e9
             taken = {each.id for each in self._adopting.values()}
             for kept in clone.containers:
                 if age > UNWANTED_SECONDS and kept.id not in taken:

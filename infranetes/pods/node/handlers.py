@@ -148,14 +148,28 @@ class Handlers:
     """The runtime handlers of the node.
 
     :ivar by_name: the handlers; "": the node's own.
+    :ivar contprovider: the ContainerProvider of pods that choose none and whose handler has none; "": the
+        first one of the VMs' image.
+    :ivar network: where there is an overlay, the network (one of NETWORKS) of pods that choose none.
     :ivar tenants: those of each provider, by its name.
     :ivar image_source: where pods are of several kinds, returns the source of an image: the name of its kind
         or, for a machine image, of its provider; None: all pods are of one kind."""
 
-    def __init__(self, own: Handler, providers: Providers, pools: Pools) -> None:
-        self.by_name = {"": own}
-        self.image_source: Callable[[str], str] | None = None
-        self.tenants: Mapping[str, Tenants] = {}
+    def __init__(
+        self,
+        by_name: Mapping[str, Handler],
+        providers: Providers,
+        pools: Pools,
+        contprovider: str = "",
+        network: str = "vpc",
+        tenants: Mapping[str, Tenants] = {},
+        image_source: Callable[[str], str] | None = None,
+    ) -> None:
+        self.by_name = dict(by_name)
+        self.contprovider = contprovider
+        self.network = network
+        self.tenants = tenants
+        self.image_source = image_source
         self._providers = providers
         self._pools = pools
 

@@ -219,10 +219,16 @@ class PodFeature:
 
 
 class Features:
-    """The features of the node's pods: calls their hooks, in order or backwards."""
+    """The features of the node's pods: calls their hooks, in order or backwards.
 
-    def __init__(self, *features: PodFeature) -> None:
-        self._features = features
+    They may need anything of the pods, so they are added when all of that is made."""
+
+    def __init__(self) -> None:
+        self._features: list[PodFeature] = []
+
+    def add(self, *features: PodFeature) -> None:
+        """Have features join in the pods' lives, after the others."""
+        self._features += features
 
     def __iter__(self) -> Iterator[PodFeature]:
         return iter(self._features)

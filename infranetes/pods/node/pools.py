@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from infranetes.machines.pool import Pool
 from infranetes.pods.node.sides import ProviderSide
 
@@ -10,12 +12,11 @@ from infranetes.pods.node.sides import ProviderSide
 class Pools:
     """VMs that wait for a pod.
 
-    :ivar own: the node's own pool; set before use. :ivar others: the pools of handlers."""
+    :ivar own: the node's own pool. :ivar others: the pools of handlers."""
 
-    own: Pool
-
-    def __init__(self) -> None:
-        self.others: list[Pool] = []
+    def __init__(self, own: Pool, others: Iterable[Pool] = ()) -> None:
+        self.own = own
+        self.others = [*others]
 
     def all(self) -> list[Pool]:
         """Return every pool, the node's own first."""

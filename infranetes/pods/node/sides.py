@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime, IStreamClientEndpoint
 
@@ -15,7 +16,7 @@ from infranetes.machines.agentless.access import SSH_PORT
 from infranetes.machines.context import NodeNames, NodeServices, ServiceRules
 from infranetes.machines.interface import Connect, IAgent
 from infranetes.machines.starts import Starts
-from infranetes.observer import Observer
+from infranetes.observer import NULL_OBSERVER, Observer
 from infranetes.overlay.overlay import Overlay
 from infranetes.pods.node.handler_config import CNI
 from infranetes.pods.node.times import Times
@@ -24,50 +25,12 @@ from infranetes.providers.hypervisor import IBootsGuests, IHasHypervisors
 from infranetes.providers.interface import IBoundsStarts, IFirewallsPods, IPodProvider
 from infranetes_common.concurrency import Event
 from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes_common.nanoseconds import nanoseconds
 
 if TYPE_CHECKING:
+    from infranetes.pods.node.hooks import Features
     from infranetes.pods.node.inventory import Inventory, Sandbox
     from infranetes.pods.store.records import SandboxRecord
-
-
-class AddressHook(Protocol):
-    """What is told that an address is free: `pods.node.hooks.Features`."""
-
-    async def address_released(self, id: str) -> None: ...
-
-
-class SideNode(Protocol):
-    """The part of the node's context that its providers' machines and pools need."""
-
-    services: ServiceRules | None
-    agent_ports: AgentPorts | None
-
-    @property
-    def clock(self) -> IReactorTime: ...
-    @property
-    def authority(self) -> Authority: ...
-    @property
-    def names(self) -> NodeNames: ...
-    @property
-    def times(self) -> Times: ...
-    @property
-    def observer(self) -> Observer: ...
-    @property
-    def store(self) -> Store: ...
-    @property
-    def contprovider(self) -> str: ...
-    @property
-    def stopping(self) -> bool: ...
-    @property
-    def connect(self) -> Connect: ...
-    @property
-    def inventory(self) -> Inventory: ...
-    @property
-    def features(self) -> AddressHook: ...
-    @property
-    def guests(self) -> GuestAgents: ...
-
-    def now(self) -> int: ...
 
 
 class GuestAgents(Protocol):
@@ -84,10 +47,39 @@ class NoGuests:
         raise FailedPrecondition(f"the VM of sandbox {sandbox_id} has no agent, and this node needs one")
 
 
+@attrs.frozen(eq=False)
+class SharedParts:
+    """The collaborators of the machines and pools of all providers.
+
+    :ivar inventory: has the sandboxes, and the store. :ivar features: join in the pods' lives.
+    :ivar authority: issues the VMs' certificates. :ivar connect: makes the agents' clients.
+    :ivar names: the node's, with which VMs are tagged. :ivar observer: is notified of launches and calls.
+    :ivar stopping: happens when the daemon stops: it leaves unfinished work to the next one.
+    :ivar contprovider: the ContainerProvider of VMs that wait for a pod; "": the first one of their image.
+    :ivar services: the cluster's Services; None: the VMs do not learn them.
+    :ivar agent_ports: keeps others from the agents of VMs in networks of others; None: nothing does here.
+    :ivar guests: makes what takes the place of agents in VMs without one.
+    """
+
+    clock: IReactorTime
+    inventory: Inventory
+    features: Features
+    authority: Authority
+    connect: Connect
+    names: NodeNames
+    times: Times
+    stopping: Event[None]
+    observer: Observer = NULL_OBSERVER
+    contprovider: str = ""
+    services: ServiceRules | None = None
+    agent_ports: AgentPorts | None = None
+    guests: GuestAgents = attrs.field(factory=NoGuests)
+
+
 class ProviderSide:
     """One provider, with its own start, troubles and orphans: these do not affect other providers' pods.
 
-    It is the `MachineContext` of its VMs and the `PoolContext` of its pools; the rest of these is the node's.
+    It is the `MachineContext` of its VMs and the `PoolContext` of its pools.
 
     :ivar ready: happens once the provider has started.
     :ivar trouble: why no VM can be launched or destroyed; "": they can be.
@@ -100,12 +92,20 @@ class ProviderSide:
     :ivar gets_subnet: whether it receives the subnet that kubelet gives to pods.
     """
 
-    def __init__(self, node: SideNode, provider: IPodProvider) -> None:
-        self._node = node
+    def __init__(self, shared: SharedParts, provider: IPodProvider) -> None:
+        self._shared = shared
         self.provider = provider
+        self.clock = shared.clock
+        self.store: Store = shared.inventory.store
+        self.authority = shared.authority
+        self.names = shared.names
+        self.times = shared.times
+        self.observer = shared.observer
+        self.contprovider = shared.contprovider
+        self.services = shared.services
         self.ready: Event[None] = Event()
         self.trouble = "the daemon is starting"
-        self.starts = Starts(node.clock, self._starts_at_once)
+        self.starts = Starts(shared.clock, self._starts_at_once)
         self.orphans: set[str] = set()
         self.next_list = 0.0
         self.overlay: Overlay | None = None
@@ -124,7 +124,7 @@ class ProviderSide:
 
     async def release_address(self, id: str) -> None:
         """Remove what leads to the VM with this id: its address may become another VM's."""
-        await self._node.features.address_released(id)
+        await self._shared.features.address_released(id)
 
     def connect(
         self, sandbox_id: str, host: str, port: int, endpoint: IStreamClientEndpoint | None = None
@@ -133,88 +133,56 @@ class ProviderSide:
         its place in a cloud's VM, its SSH server.
 
         :param port: 0: there is none of ours in the VM. :param endpoint: as in `Connect`."""
-        ports = self._node.agent_ports
+        ports = self._shared.agent_ports
         if not port and IHasHypervisors.providedBy(self.provider):
             if ports is not None and IBootsGuests.providedBy(self.provider):
                 ports.keep(sandbox_id, host, SSH_PORT)
-            return self._node.guests.agent(sandbox_id, host, self.provider)
+            return self._shared.guests.agent(sandbox_id, host, self.provider)
         if ports is not None and endpoint is None and not self._on_own_bridge(sandbox_id):
             ports.keep(sandbox_id, host, port)
-        return self._node.connect(sandbox_id, host, port, endpoint)
+        return self._shared.connect(sandbox_id, host, port, endpoint)
 
     def _starts_at_once(self) -> int:
         return self.provider.starts_at_once() if IBoundsStarts.providedBy(self.provider) else 0
 
     def _on_own_bridge(self, id: str) -> bool:
-        sandbox = self._node.inventory.sandboxes.get(id)
+        sandbox = self._shared.inventory.sandboxes.get(id)
         in_cni = sandbox is not None and sandbox.record.network == CNI
         return IFirewallsPods.providedBy(self.provider) and not in_cni
 
-    # ---- the node's
-
-    @property
-    def services(self) -> ServiceRules | None:
-        return self._node.services
-
-    @property
-    def clock(self) -> IReactorTime:
-        return self._node.clock
-
-    @property
-    def authority(self) -> Authority:
-        return self._node.authority
-
-    @property
-    def names(self) -> NodeNames:
-        return self._node.names
-
-    @property
-    def times(self) -> Times:
-        return self._node.times
-
-    @property
-    def observer(self) -> Observer:
-        return self._node.observer
-
-    @property
-    def store(self) -> Store:
-        return self._node.store
-
-    @property
-    def contprovider(self) -> str:
-        return self._node.contprovider
-
     @property
     def stopping(self) -> bool:
-        return self._node.stopping
+        """Whether the daemon is stopping, and leaves unfinished work to the next one."""
+        return self._shared.stopping.happened
 
     def now(self) -> int:
         """Return the time in nanoseconds since 1970 UTC."""
-        return self._node.now()
+        return nanoseconds(self.clock)
 
     def note(self, write: Deferred[None], what: str) -> None:
         """Let a write finish in the background and log its failure."""
-        self._node.inventory.note(write, what)
+        self._shared.inventory.note(write, what)
 
 
 class Providers:
     """The providers of the node: iterates over their sides, the node's own first.
 
-    :param make_side: makes the side of another provider.
-    :ivar own: the side of the node's own provider, for pods whose handler names none.
-    :ivar by_name: the sides of all providers."""
+    :param own: the node's own provider, for pods whose handler names none.
+    :ivar own: its side. :ivar by_name: the sides of all providers."""
 
-    def __init__(self, own: ProviderSide, make_side: Callable[[IPodProvider], ProviderSide]) -> None:
-        self.own = own
-        self.by_name = {own.name: own}
-        self._make_side = make_side
+    def __init__(self, shared: SharedParts, own: IPodProvider, *others: IPodProvider) -> None:
+        self._shared = shared
+        self.by_name: dict[str, ProviderSide] = {}
+        self.own = self.add(own)
+        for provider in others:
+            self.add(provider)
 
     def __iter__(self) -> Iterator[ProviderSide]:
         return iter(self.by_name.values())
 
     def add(self, provider: IPodProvider) -> ProviderSide:
         """Add another provider to this node, and return its side."""
-        side = self.by_name[provider.name] = self._make_side(provider)
+        side = self.by_name[provider.name] = ProviderSide(self._shared, provider)
         return side
 
     def side_of(self, record: SandboxRecord) -> ProviderSide:

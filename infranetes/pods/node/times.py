@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import attrs
+from twisted.internet.interfaces import IReactorTime
 
 from infranetes.machines.agent.container_watch import WatchTimes
 
@@ -27,3 +28,8 @@ class Times:
     unused: float = 60.0  # how long a VM keeps an image that no container uses
     certificate: float = DAY  # the validity of a VM's certificate, which is replaced after half of that
     watch: WatchTimes = attrs.field(factory=WatchTimes)
+
+
+def until(clock: IReactorTime, limit: float | None) -> float:
+    """Return the time of the clock `limit` seconds from now; None: 0."""
+    return 0.0 if limit is None else clock.seconds() + limit

@@ -9,22 +9,27 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import CancelledError
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from infranetes.machines.renewal import Renewal
 from infranetes.machines.timeline import bounded
-from infranetes.observer import Launch, LaunchKind, LaunchStep, reason_of
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.inventory import Sandbox
+from infranetes.observer import Launch, LaunchKind, LaunchStep, Observer, reason_of
+from infranetes.pods.node.handlers import Handlers
+from infranetes.pods.node.hooks import Features
+from infranetes.pods.node.inventory import Inventory, Sandbox
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm import node_names
-from infranetes.pods.vm.agent_events import connect
+from infranetes.pods.vm.agent_events import AgentConnections
 from infranetes.pods.vm.container_providers import container_provider
 from infranetes.pods.vm.vm_request import vm_request
 from infranetes.providers.interface import InstanceState
 from infranetes.providers.machine_images import GuestBoot, ImageBoot
 from infranetes.tracing.spans import step
-from infranetes_common.concurrency import shielded, within
+from infranetes_common.concurrency import Event, shielded, within
 from infranetes_common.errors import Unavailable
+from infranetes_common.nanoseconds import nanoseconds
+from infranetes_common.wire import cri
 
 IDLE_SECONDS = 3.0  # without the start of a container, until a VM counts as idle
 
@@ -36,37 +41,8 @@ Undo = Callable[[Sandbox], Coroutine[Any, Any, None]]  # Any: what a coroutine y
 Prepare = Callable[[], Awaitable[ImageBoot | GuestBoot | None]]
 """Makes ready what a BOOTING sandbox's VM boots, unless its cloud has that and needs to be told
 nothing. Fails with InfranetesError."""
-
-
-async def launch(node: NodeContext, sandbox: Sandbox, undo: Undo, prepare: Prepare | None = None) -> None:
-    """Bring a LAUNCHING or BOOTING sandbox to READY, from wherever an earlier daemon left it.
-
-    A launch that fails or is cancelled is undone, unless the daemon is stopping: the next one continues it.
-
-    :param prepare: for a BOOTING sandbox.
-    :raise InfranetesError: a step failed."""
-    what = "boot" if sandbox.state is SandboxState.BOOTING else "launch"
-    began = _Began(node.now(), _kind(sandbox))
-    try:
-        with step(what):
-            await _make_ready(node, sandbox, prepare)
-    except BaseException as error:
-        if node.stopping:
-            raise
-        reason = sandbox.aborted or f"the {what} was ended"
-        if not isinstance(error, CancelledError):
-            reason = str(error) or type(error).__name__
-        _log.warn("sandbox {sandbox} failed to {what}: {reason}",
-                  sandbox=sandbox.id, pod=sandbox.pod, what=what, reason=reason)  # fmt: skip
-        sandbox.failure = bounded(reason)
-        sandbox.timeline.note(f"the {what} has failed", error=reason)
-        _tell(node, sandbox, began, error, reason)
-        await shielded(undo(sandbox))
-        if isinstance(error, CancelledError):
-            raise Unavailable(f"sandbox {sandbox.id}: {reason}") from None
-        raise
-    sandbox.failure = ""
-    _tell(node, sandbox, began)
+Dns = Callable[[], Awaitable[cri.DNSConfig]]
+"""Returns the node's own DNS settings, for pods that have none."""
 
 
 def _kind(sandbox: Sandbox) -> LaunchKind:
@@ -85,80 +61,133 @@ class _Began:
     kind: LaunchKind
 
 
-def _tell(
-    node: NodeContext,
-    sandbox: Sandbox,
-    began: _Began,
-    error: BaseException | None = None,
-    message: str = "",
-) -> None:
-    """Report an ended launch to the observer.
+@attrs.frozen(eq=False)
+class Launches:
+    """Brings sandboxes to READY.
 
-    :param error: the reason why the launch failed; None: it succeeded."""
-    steps = sandbox.timeline.launch_steps(began.at)
-    provider, reason = node.providers.side_of(sandbox.record).name, "" if error is None else reason_of(error)
-    node.observer.launched(
-        Launch(sandbox.id, sandbox.pod, provider, began.kind, began.at / 1e9, steps, reason, message)
-    )
+    :param limit: the seconds that a launch may take once its provider has started.
+    :param stopping: happens when the daemon stops: it leaves launches to the next one."""
 
+    _clock: IReactorTime
+    _inventory: Inventory
+    _handlers: Handlers
+    _features: Features
+    _observer: Observer
+    _connections: AgentConnections
+    _renewal: Renewal
+    _dns: Dns
+    _limit: float
+    _stopping: Event[None]
 
-async def _make_ready(node: NodeContext, sandbox: Sandbox, prepare: Prepare | None) -> None:
-    timeline = sandbox.timeline
-    with timeline.step("the provider is waited for, until it has started", launch=LaunchStep.PREPARE):
-        await node.providers.side_of(sandbox.record).ready.wait()
-    await node.features.before_launch(sandbox)
-    boot = None
-    if prepare is not None:
-        with timeline.step("the image's disk is made ready", launch=LaunchStep.PREPARE):
-            boot = await prepare()
-    clock = node.clock
-    began = clock.seconds()
-    deadline = began + node.times.launch
-    has_vm = bool(sandbox.record.agent_host)  # claimed from the pool, or launched by an earlier daemon
-    handler = node.handlers.of(sandbox.record)
-    request = await vm_request(handler, node.features, sandbox, has_vm=has_vm, boot=boot)
-    kept = None if has_vm else await node.features.start_from(sandbox)
-    up = await sandbox.machine.bring_up(request, deadline, partial(connect, node, sandbox), kept)
-    watch = sandbox.watch
-    assert sandbox.client is not None and watch is not None
-    with timeline.step("the VM is made the pod's", launch=LaunchStep.CONFIGURE):
-        if has_vm:
-            await sandbox.machine.place(request.cgroup_parent, request.size)
-            await sandbox.machine.replace_first_certificate()
-        config = node_names.with_host_name(sandbox.config)
-        provider = container_provider(node.contprovider, config, handler)
-        await sandbox.machine.configure(config, await node.dns(), provider)
-    with timeline.step("the VM joins the pods' network, host ports are opened", launch=LaunchStep.NETWORK):
-        await node.features.answered(sandbox)
-    watch.start()
-    left = deadline - clock.seconds()
-    with timeline.step("the agent's stream of events begins", launch=LaunchStep.EVENTS):
-        await within(clock, left, watch.when_live(), f"the agent's stream of sandbox {sandbox.id}")
-    if not watch.live:
-        raise Unavailable(f"the agent of sandbox {sandbox.id} ended the connection")
-    with timeline.step("it is recorded as ready", launch=LaunchStep.RECORD):
-        more = " ".join(up.instance.more_addresses)
-        await node.inventory.commit(sandbox, sandbox.record.to(SandboxState.READY, more_addresses=more))
-    timeline.note("the pod is ready", f"{clock.seconds() - began:.2f} s after its launch began")
-    _log.info(
-        "sandbox {sandbox} is ready: vm {vm} at {address}, {seconds:.2f} s ({vm_seconds:.2f} s for the VM)",
-        sandbox=sandbox.id,
-        pod=sandbox.pod,
-        vm=up.instance.id,
-        address=sandbox.record.address,
-        seconds=clock.seconds() - began,
-        vm_seconds=up.vm_seconds,
-    )
-    node.features.ready(sandbox)
-    if not has_vm:
-        node.renewal.soon(sandbox.machine, partial(_is_starting_containers, node, sandbox))
+    async def launch(self, sandbox: Sandbox, undo: Undo, prepare: Prepare | None = None) -> None:
+        """Bring a LAUNCHING or BOOTING sandbox to READY, from wherever an earlier daemon left it.
 
+        A launch that fails or is cancelled is undone, unless the daemon is stopping: the next one continues
+        it.
 
-def _is_starting_containers(node: NodeContext, sandbox: Sandbox) -> bool:
-    """Return whether containers are being created or started, or were a moment ago: more may follow."""
-    just_now = node.now() - int(IDLE_SECONDS * 1e9)
-    return sandbox.loads.busy or any(
-        one.state in (ContainerState.CREATING, ContainerState.CREATED, ContainerState.STARTING)
-        or max(one.record.created_at, one.record.started_at) > just_now
-        for one in sandbox.containers.values()
-    )
+        :param prepare: for a BOOTING sandbox.
+        :raise InfranetesError: a step failed."""
+        what = "boot" if sandbox.state is SandboxState.BOOTING else "launch"
+        began = _Began(nanoseconds(self._clock), _kind(sandbox))
+        try:
+            with step(what):
+                await self._make_ready(sandbox, prepare)
+        except BaseException as error:
+            if self._stopping.happened:
+                raise
+            reason = sandbox.aborted or f"the {what} was ended"
+            if not isinstance(error, CancelledError):
+                reason = str(error) or type(error).__name__
+            _log.warn("sandbox {sandbox} failed to {what}: {reason}",
+                      sandbox=sandbox.id, pod=sandbox.pod, what=what, reason=reason)  # fmt: skip
+            sandbox.failure = bounded(reason)
+            sandbox.timeline.note(f"the {what} has failed", error=reason)
+            self._tell(sandbox, began, error, reason)
+            await shielded(undo(sandbox))
+            if isinstance(error, CancelledError):
+                raise Unavailable(f"sandbox {sandbox.id}: {reason}") from None
+            raise
+        sandbox.failure = ""
+        self._tell(sandbox, began)
+
+    def _tell(
+        self,
+        sandbox: Sandbox,
+        began: _Began,
+        error: BaseException | None = None,
+        message: str = "",
+    ) -> None:
+        """Report an ended launch to the observer.
+
+        :param error: the reason why the launch failed; None: it succeeded."""
+        steps = sandbox.timeline.launch_steps(began.at)
+        provider = self._handlers.of(sandbox.record).side.name
+        reason = "" if error is None else reason_of(error)
+        self._observer.launched(
+            Launch(sandbox.id, sandbox.pod, provider, began.kind, began.at / 1e9, steps, reason, message)
+        )
+
+    async def _make_ready(self, sandbox: Sandbox, prepare: Prepare | None) -> None:
+        timeline = sandbox.timeline
+        handler = self._handlers.of(sandbox.record)
+        with timeline.step("the provider is waited for, until it has started", launch=LaunchStep.PREPARE):
+            await handler.side.ready.wait()
+        await self._features.before_launch(sandbox)
+        boot = None
+        if prepare is not None:
+            with timeline.step("the image's disk is made ready", launch=LaunchStep.PREPARE):
+                boot = await prepare()
+        clock = self._clock
+        began = clock.seconds()
+        deadline = began + self._limit
+        has_vm = bool(sandbox.record.agent_host)  # claimed from the pool, or launched by an earlier daemon
+        request = await vm_request(handler, self._features, sandbox, has_vm=has_vm, boot=boot)
+        kept = None if has_vm else await self._features.start_from(sandbox)
+        up = await sandbox.machine.bring_up(
+            request, deadline, partial(self._connections.connect, sandbox), kept
+        )
+        watch = sandbox.watch
+        assert sandbox.client is not None and watch is not None
+        with timeline.step("the VM is made the pod's", launch=LaunchStep.CONFIGURE):
+            if has_vm:
+                await sandbox.machine.place(request.cgroup_parent, request.size)
+                await sandbox.machine.replace_first_certificate()
+            config = node_names.with_host_name(sandbox.config)
+            provider = container_provider(self._handlers.contprovider, config, handler)
+            await sandbox.machine.configure(config, await self._dns(), provider)
+        with timeline.step(
+            "the VM joins the pods' network, host ports are opened", launch=LaunchStep.NETWORK
+        ):
+            await self._features.answered(sandbox)
+        watch.start()
+        left = deadline - clock.seconds()
+        with timeline.step("the agent's stream of events begins", launch=LaunchStep.EVENTS):
+            await within(clock, left, watch.when_live(), f"the agent's stream of sandbox {sandbox.id}")
+        if not watch.live:
+            raise Unavailable(f"the agent of sandbox {sandbox.id} ended the connection")
+        with timeline.step("it is recorded as ready", launch=LaunchStep.RECORD):
+            more = " ".join(up.instance.more_addresses)
+            await self._inventory.commit(sandbox, sandbox.record.to(SandboxState.READY, more_addresses=more))
+        timeline.note("the pod is ready", f"{clock.seconds() - began:.2f} s after its launch began")
+        _log.info(
+            "sandbox {sandbox} is ready: vm {vm} at {address}, {seconds:.2f} s "
+            "({vm_seconds:.2f} s for the VM)",
+            sandbox=sandbox.id,
+            pod=sandbox.pod,
+            vm=up.instance.id,
+            address=sandbox.record.address,
+            seconds=clock.seconds() - began,
+            vm_seconds=up.vm_seconds,
+        )
+        self._features.ready(sandbox)
+        if not has_vm:
+            self._renewal.soon(sandbox.machine, partial(self._is_starting_containers, sandbox))
+
+    def _is_starting_containers(self, sandbox: Sandbox) -> bool:
+        """Return whether containers are being created or started, or were a moment ago: more may follow."""
+        just_now = nanoseconds(self._clock) - int(IDLE_SECONDS * 1e9)
+        return sandbox.loads.busy or any(
+            one.state in (ContainerState.CREATING, ContainerState.CREATED, ContainerState.STARTING)
+            or max(one.record.created_at, one.record.started_at) > just_now
+            for one in sandbox.containers.values()
+        )

@@ -13,18 +13,21 @@ from twisted.logger import Logger
 
 from infranetes.images import Image
 from infranetes.machines.ids import new_id
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.inventory import Sandbox
-from infranetes.pods.sandboxes.launch import launch
+from infranetes.pods.node.handlers import Handlers
+from infranetes.pods.node.hooks import Features
+from infranetes.pods.node.images import Images
+from infranetes.pods.node.inventory import Inventory, Sandbox
+from infranetes.pods.node.sides import Providers
+from infranetes.pods.sandboxes.launch import Dns, Launches
 from infranetes.pods.store.states import SandboxState
-from infranetes.pods.vm.agent_events import disconnect
+from infranetes.pods.vm.agent_events import AgentConnections
 from infranetes.pods.vm.sandbox_vm import machine_for
 from infranetes.providers import machine_annotations
 from infranetes.providers.annotations import read
 from infranetes.providers.hypervisor import IBootsGuests, IBootsImages
 from infranetes.providers.machine_annotations import GuestWay, Root
 from infranetes.providers.machine_images import BaseDisk, BootDisk, GuestBoot, ImageBoot, Names
-from infranetes_common.concurrency import Flight, settled, start
+from infranetes_common.concurrency import Event, Flight, settled, start
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.wire import cri
 
@@ -77,19 +80,53 @@ class GuestBoots(Protocol):
         :raise InfranetesError: what the pod asks for can't be, or can't be had now."""
 
 
+@attrs.frozen
+class BootSources:
+    """What VMs are booted from besides the images of clouds.
+
+    :ivar disks: those of images that the node has; None: clouds have all of them.
+    :ivar roots: the volumes that are roots; None: no volume can be one.
+    :ivar guests: those without our agent; None: there are none.
+    """
+
+    disks: MachineDisks | None = None
+    roots: RootVolumes | None = None
+    guests: GuestBoots | None = None
+
+
 def booted_from(image: Image) -> str:
     """Return what the record of a sandbox says that its VM was booted from."""
     return image.machine or image.id
 
 
 class MachineImages:
-    """Boots the VMs of VACANT sandboxes from images, and makes sandboxes VACANT again."""
+    """Boots the VMs of VACANT sandboxes from images, and makes sandboxes VACANT again.
 
-    def __init__(self, node: NodeContext) -> None:
-        self._node = node
-        self.disks: MachineDisks | None = None  # of images that the node has; None: clouds have all of them
-        self.roots: RootVolumes | None = None  # None: no volume can be one
-        self.guests: GuestBoots | None = None  # None: there are none without our agent
+    :param stopping: happens when the daemon stops: it leaves boots to the next one."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        providers: Providers,
+        handlers: Handlers,
+        features: Features,
+        images: Images,
+        launches: Launches,
+        connections: AgentConnections,
+        dns: Dns,
+        stopping: Event[None],
+        sources: BootSources,
+    ) -> None:
+        self._inventory = inventory
+        self._providers = providers
+        self._handlers = handlers
+        self._features = features
+        self._images = images
+        self._launches = launches
+        self._connections = connections
+        self._dns = dns
+        self._stopping = stopping
+        self._disks, self._roots, self._guests = sources.disks, sources.roots, sources.guests
 
     async def boot(self, sandbox: Sandbox, image: Image, config: cri.ContainerConfig) -> None:
         """Boot the sandbox's VM from `image`. Does nothing if it runs from that already.
@@ -106,7 +143,7 @@ class MachineImages:
             raise FailedPrecondition(
                 f"sandbox {sandbox.id} can't be booted: it is {sandbox.state.value}{has}; make another pod"
             )
-        self._node.providers.side_of(sandbox.record).check_ready()
+        self._providers.side_of(sandbox.record).check_ready()
         sandbox.aborted, sandbox.ending = "", None
         sandbox.launching = Flight(self._record_and_launch(sandbox, image, config))
         await sandbox.launching.join()
@@ -115,7 +152,7 @@ class MachineImages:
         # A BOOTING sandbox without a `launching` flight counts as one that an earlier daemon left.
         record = sandbox.record.to(SandboxState.BOOTING, image=booted_from(image))
         try:
-            await self._node.inventory.save(sandbox, record)
+            await self._inventory.save(sandbox, record)
         except CancelledError:
             raise Unavailable(f"sandbox {sandbox.id}: {sandbox.aborted or 'the boot was ended'}") from None
         await self._launch(sandbox, image, config)
@@ -124,12 +161,12 @@ class MachineImages:
         try:
             async with AsyncExitStack() as held:
                 prepare = partial(self._prepared, sandbox, image, config, held)
-                await launch(self._node, sandbox, self._undo, prepare)
+                await self._launches.launch(sandbox, self._undo, prepare)
         except Exception:
-            if not sandbox.aborted and not self._node.stopping:
+            if not sandbox.aborted and not self._stopping.happened:
                 # The image may have been removed from the catalogue, in which case it has to be pulled anew.
-                check = start(self._node.images.check(image.id))
-                self._node.inventory.note(check, f"whether image {image.id} still exists")
+                check = start(self._images.check(image.id))
+                self._inventory.note(check, f"whether image {image.id} still exists")
             raise
 
     async def _prepared(
@@ -138,29 +175,29 @@ class MachineImages:
         """Return what the sandbox's VM boots; None: its cloud has the image, with our agent.
 
         :param held: keeps the image's files, which may be removed meanwhile, until the VM has them open."""
-        handler = self._node.handlers.of(sandbox.record)
+        handler = self._handlers.of(sandbox.record)
         if not IBootsImages.providedBy(handler.side.provider):
-            if self.roots is not None:
-                self.roots.check_no_root(sandbox, container)
-            if self.guests is not None and IBootsGuests.providedBy(handler.side.provider):
-                return await self.guests.boot(sandbox, handler.side.provider)
+            if self._roots is not None:
+                self._roots.check_no_root(sandbox, container)
+            if self._guests is not None and IBootsGuests.providedBy(handler.side.provider):
+                return await self._guests.boot(sandbox, handler.side.provider)
             return None
-        if self.disks is None:
+        if self._disks is None:
             raise FailedPrecondition(f"image {image.id} can't be booted: this node has no images of machines")
         annotations = handler.vm_annotations(sandbox.config.annotations)
-        await held.enter_async_context(self._node.images.held(image.id))
-        base = await self.disks.base(image)
+        await held.enter_async_context(self._images.held(image.id))
+        base = await self._disks.base(image)
         choices = machine_annotations.read(annotations)
         hardware = choices.hardware_for(base)
         if choices.guest.guest is not None:
             base = attrs.evolve(base, has_agent=choices.guest.guest is GuestWay.AGENT)
         config = sandbox.config
-        dns = config.dns_config if config.dns_config.servers else await self._node.dns()
+        dns = config.dns_config if config.dns_config.servers else await self._dns()
         names = Names(config.hostname, tuple(dns.servers), tuple(dns.searches))
         root = None
-        if self.roots is not None:
+        if self._roots is not None:
             replace = choices.guest.root is Root.REPLACE
-            root = await self.roots.root(sandbox, container, base, replace=replace)
+            root = await self._roots.root(sandbox, container, base, replace=replace)
         return ImageBoot(base, hardware, read(annotations).disk, root, names=names)
 
     async def _undo(self, sandbox: Sandbox) -> None:
@@ -193,18 +230,17 @@ class MachineImages:
         return sandbox.ending
 
     async def _vacate(self, sandbox: Sandbox) -> None:
-        node = self._node
-        disconnect(node, sandbox)
+        self._connections.disconnect(sandbox)
         await sandbox.machine.tear_down()
-        await node.features.vm_destroyed(sandbox)
+        await self._features.vm_destroyed(sandbox)
         if sandbox.state not in (SandboxState.BOOTING, SandboxState.READY):
             return
         record = sandbox.record.to(
             SandboxState.VACANT, token=new_id(), image="", instance_id="", address="", agent_host="",
             agent_port=0, certificate_until=0, certificate_key="",
         )  # fmt: skip
-        await node.store.put_sandbox(record)
+        await self._inventory.store.put_sandbox(record)
         if sandbox.state in (SandboxState.BOOTING, SandboxState.READY):
-            disconnect(node, sandbox)
-            node.inventory.become(sandbox, record)
-            sandbox.change_machine(machine_for(node.providers, node.inventory, sandbox))
+            self._connections.disconnect(sandbox)
+            self._inventory.become(sandbox, record)
+            sandbox.change_machine(machine_for(self._providers, self._inventory, sandbox))

@@ -14,27 +14,29 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import CancelledError
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes.machines.ids import new_id
 from infranetes.machines.timeline import bounded
-from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.handler_config import MACHINE
-from infranetes.pods.node.handlers import Handler
-from infranetes.pods.node.inventory import Sandbox, sandbox_name
+from infranetes.pods.node.handlers import Handler, Handlers
+from infranetes.pods.node.hooks import Features
+from infranetes.pods.node.inventory import Inventory, Sandbox, sandbox_name
 from infranetes.pods.node.logs import LONGEST_SECONDS
-from infranetes.pods.node.sides import ProviderSide
-from infranetes.pods.sandboxes.launch import launch
-from infranetes.pods.sandboxes.stop import end_containers
+from infranetes.pods.node.sides import Providers, ProviderSide
+from infranetes.pods.node.times import until
+from infranetes.pods.sandboxes.launch import Launches
+from infranetes.pods.sandboxes.stop import ContainersEnd
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SHOWN_READY, SandboxState
-from infranetes.pods.vm.agent_events import disconnect, vm_ended
+from infranetes.pods.vm.agent_events import AgentConnections
 from infranetes.pods.vm.container_providers import check_container_provider, check_user_namespace
 from infranetes.pods.vm.sandbox_vm import adopt, machine_for, zone_for
-from infranetes.pods.vm.vm_size import requested_size
+from infranetes.pods.vm.vm_size import RequestedSizes
 from infranetes.providers.interface import Instance, InstanceState
-from infranetes_common.concurrency import Flight, settled, start
+from infranetes_common.concurrency import Event, Flight, settled, start
 from infranetes_common.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -42,6 +44,7 @@ from infranetes_common.errors import (
     NotFound,
     Unavailable,
 )
+from infranetes_common.nanoseconds import nanoseconds
 from infranetes_common.wire import cri
 
 LOOK_SECONDS = 30.0
@@ -50,11 +53,24 @@ END_SECONDS = 15.0  # what the end of a VM may take of the time that a stop's ca
 _log = Logger()
 
 
+@attrs.frozen(eq=False)
 class Sandboxes:
-    """Runs, stops and removes sandboxes: the sandbox calls of the CRI, without their messages."""
+    """Runs, stops and removes sandboxes: the sandbox calls of the CRI, without their messages.
 
-    def __init__(self, node: NodeContext) -> None:
-        self._node = node
+    :param desertion: the seconds for which a launch that no call waits for is kept.
+    :param stopping: happens when the daemon stops: it leaves what is under way to the next one."""
+
+    _clock: IReactorTime
+    _inventory: Inventory
+    _providers: Providers
+    _handlers: Handlers
+    _features: Features
+    _sizes: RequestedSizes
+    _connections: AgentConnections
+    _launches: Launches
+    _containers_end: ContainersEnd
+    _desertion: float
+    _stopping: Event[None]
 
     async def run(
         self, config: cri.PodSandboxConfig, runtime_handler: str, limit: float | None = None
@@ -65,23 +81,21 @@ class Sandboxes:
         :param limit: the seconds until the caller gives up; None: it does not say.
         :raise AlreadyExists: another sandbox has the name, or the client has received the id before.
         :raise InfranetesError: the launch failed and was undone."""
-        name, until = sandbox_name(config.metadata), self._node.until(limit)
+        name, asked_until = sandbox_name(config.metadata), until(self._clock, limit)
         blob = config.SerializeToString(deterministic=True)
-        sandbox = self._node.inventory.named(name)
+        sandbox = self._inventory.named(name)
         if sandbox is None:
-            handler = self._node.handlers.chosen(
-                runtime_handler, config.metadata.namespace, config.annotations
-            )
+            handler = self._handlers.chosen(runtime_handler, config.metadata.namespace, config.annotations)
             handler.side.check_ready()
             handler.check_annotations(config.annotations)
             check_container_provider(config, handler)
-            check_user_namespace(self._node.contprovider, config, handler)
-            self._node.features.check(handler, config)
-            sandbox = self._begin(name, config, blob, handler, runtime_handler, until)
+            check_user_namespace(self._handlers.contprovider, config, handler)
+            self._features.check(handler, config)
+            sandbox = self._begin(name, config, blob, handler, runtime_handler, asked_until)
         else:
             self._check_same(sandbox, blob, runtime_handler)
         self._cancel_desertion(sandbox)
-        sandbox.asked_until = until
+        sandbox.asked_until = asked_until
         if sandbox.launching is not None:
             await sandbox.launching.join()
         self.claim(sandbox)
@@ -92,13 +106,13 @@ class Sandboxes:
         self._cancel_desertion(sandbox)
         if not sandbox.record.claimed and sandbox.state is not SandboxState.LAUNCHING:
             claimed = attrs.evolve(sandbox.record, claimed=True)
-            self._node.inventory.note(self._node.inventory.save(sandbox, claimed), f"sandbox {sandbox.id}")
+            self._inventory.note(self._inventory.save(sandbox, claimed), f"sandbox {sandbox.id}")
 
     def lookup(self, id: str) -> Sandbox:
         """Return the sandbox with this id or prefix of one, if the CRI shows it, and record it as claimed.
 
         :raise NotFound: there is none. :raise InvalidArgument: there are several."""
-        sandbox = self._node.inventory.sandbox(id)
+        sandbox = self._inventory.sandbox(id)
         if sandbox.state in (SandboxState.LAUNCHING, SandboxState.ABANDONED):
             raise NotFound(f"sandbox {sandbox.id} is not there yet: its VM is being launched")
         self.claim(sandbox)
@@ -110,7 +124,7 @@ class Sandboxes:
         :param limit: the seconds until the caller gives up; None: it does not say. So long the rest of logs
             that advance is waited for, except for the time that the VM's end takes."""
         try:
-            sandbox = self._node.inventory.sandbox(id)
+            sandbox = self._inventory.sandbox(id)
         except NotFound:
             return
         self._await(sandbox, limit)
@@ -119,14 +133,14 @@ class Sandboxes:
 
     def _await(self, sandbox: Sandbox, limit: float | None) -> None:
         seconds = LONGEST_SECONDS if limit is None else limit - min(END_SECONDS, limit / 4)
-        sandbox.awaited_until = max(sandbox.awaited_until, self._node.clock.seconds() + seconds)
+        sandbox.awaited_until = max(sandbox.awaited_until, self._clock.seconds() + seconds)
 
     async def remove(self, id: str, limit: float | None = None) -> None:
         """End what is left of the sandbox and forget it. Does nothing if the sandbox is unknown.
 
         :param limit: see `stop`."""
         try:
-            sandbox = self._node.inventory.sandbox(id)
+            sandbox = self._inventory.sandbox(id)
         except NotFound:
             return
         self._await(sandbox, limit)
@@ -140,8 +154,8 @@ class Sandboxes:
 
     def ended(self, side: ProviderSide, instance: Instance) -> None:
         """Record that this side's provider reports that a VM has ended by itself."""
-        sandbox = self._node.inventory.by_token(instance.token)
-        if sandbox is None or self._node.providers.side_of(sandbox.record) is not side:
+        sandbox = self._inventory.by_token(instance.token)
+        if sandbox is None or self._providers.side_of(sandbox.record) is not side:
             return
         sandbox.machine.instance = instance
         starting = sandbox.state in (SandboxState.LAUNCHING, SandboxState.BOOTING)
@@ -155,9 +169,9 @@ class Sandboxes:
         _log.warn("sandbox {sandbox} is lost: {reason}", sandbox=sandbox.id, pod=sandbox.pod, reason=message)
         sandbox.timeline.note("the pod is lost", error=message)
         record = sandbox.record.to(SandboxState.LOST, message=message)
-        self._node.inventory.note(self._node.inventory.save(sandbox, record), f"sandbox {sandbox.id}")
-        vm_ended(self._node, sandbox, message)
-        self._node.features.lost(sandbox)
+        self._inventory.note(self._inventory.save(sandbox, record), f"sandbox {sandbox.id}")
+        self._connections.vm_ended(sandbox, message)
+        self._features.lost(sandbox)
 
     async def look(self, sandbox: Sandbox) -> None:
         """Ask the provider whether a READY sandbox still has its VM, and make it LOST if not.
@@ -168,7 +182,7 @@ class Sandboxes:
             if sandbox.state is SandboxState.READY:
                 self.lost(sandbox, "the provider no longer has the VM")
         elif instance.state is InstanceState.ENDED:
-            self.ended(self._node.providers.side_of(sandbox.record), instance)
+            self.ended(self._providers.side_of(sandbox.record), instance)
 
     def end_abandoned(self, sandbox: Sandbox) -> Flight[None]:
         """Destroy what is left of a launch that failed, then forget it."""
@@ -185,7 +199,7 @@ class Sandboxes:
         blob: bytes,
         handler: Handler,
         runtime_handler: str,
-        until: float,
+        asked_until: float,
     ) -> Sandbox:
         sandbox = Sandbox(
             SandboxRecord(
@@ -195,15 +209,15 @@ class Sandboxes:
                 name=name,
                 config=blob,
                 runtime_handler=runtime_handler,
-                created_at=self._node.now(),
+                created_at=nanoseconds(self._clock),
                 provider=handler.side.name,
                 kind=handler.kind,
-                network=handler.network_of(config.annotations, self._node.network),
+                network=handler.network_of(config.annotations, self._handlers.network),
             ),
-            partial(machine_for, self._node.providers, self._node.inventory),
+            partial(machine_for, self._providers, self._inventory),
         )
-        self._node.inventory.add(sandbox)
-        sandbox.asked_until = until
+        self._inventory.add(sandbox)
+        sandbox.asked_until = asked_until
         words = f"{handler.kind} at {handler.side.name}"
         sandbox.timeline.note("the pod is asked for", f"{words}, handler {runtime_handler or 'none'}")
         sandbox.launching = Flight(self._record_and_launch(sandbox), lambda: self._begin_desertion(sandbox))
@@ -230,18 +244,18 @@ class Sandboxes:
         try:
             await recording.join()
         except BaseException as error:
-            if self._node.stopping:
+            if self._stopping.happened:
                 raise
             sandbox.failure = sandbox.aborted or "the launch was ended"
             if not isinstance(error, CancelledError):
                 sandbox.failure = bounded(str(error) or type(error).__name__)
             sandbox.timeline.note("the launch has failed", error=sandbox.failure)
             if not isinstance(error, CancelledError) or await _failed(recording):
-                self._node.inventory.discard(sandbox)
+                self._inventory.discard(sandbox)
                 raise
             if sandbox.state is SandboxState.VACANT:
-                await self._node.store.delete_sandbox(sandbox.id)
-                self._node.inventory.discard(sandbox)
+                await self._inventory.store.delete_sandbox(sandbox.id)
+                self._inventory.discard(sandbox)
             else:
                 await self._abandon(sandbox)  # there is a record by now, and perhaps a VM from the pool
             raise Unavailable(f"sandbox {sandbox.id}: {sandbox.failure}") from None
@@ -252,33 +266,31 @@ class Sandboxes:
         """Record the sandbox, with a VM of the pool and its id if there is one.
 
         The VM's size is recorded with it, so that a continued launch asks for the same size."""
-        config, handler = sandbox.config, self._node.handlers.of(sandbox.record)
-        size, _ = await requested_size(
-            self._node.handlers, self._node.pod_needs, sandbox, config.linux.resources, config.linux.overhead
-        )
+        config, handler = sandbox.config, self._handlers.of(sandbox.record)
+        size, _ = await self._sizes.of(sandbox, config.linux.resources, config.linux.overhead)
         sandbox.record = attrs.evolve(
             sandbox.record, cpu_millis=size.cpu_millis, memory_bytes=size.memory_bytes
         )
-        if sandbox.state is SandboxState.LAUNCHING and await self._node.features.start_from(sandbox) is None:
-            pool = self._node.handlers.pool_for(handler)
-            size, take_over = handler.sized(size), partial(adopt, self._node.inventory, sandbox)
-            zone = await zone_for(self._node.features, sandbox)
+        if sandbox.state is SandboxState.LAUNCHING and await self._features.start_from(sandbox) is None:
+            pool = self._handlers.pool_for(handler)
+            size, take_over = handler.sized(size), partial(adopt, self._inventory, sandbox)
+            zone = await zone_for(self._features, sandbox)
             if pool and await pool.claim(size, config.annotations, take_over, zone):
                 has = sandbox.record.instance_id
                 words = "the pod has a VM of the pool" if has else "the pod has a stopped VM of the pool"
                 sandbox.timeline.note(words, has)
                 return
-        await self._node.store.put_sandbox(sandbox.record)
+        await self._inventory.store.put_sandbox(sandbox.record)
 
     def _launch(self, sandbox: Sandbox) -> Coroutine[Any, Any, None]:  # Any: what the coroutine yields
-        return launch(self._node, sandbox, self._abandon)
+        return self._launches.launch(sandbox, self._abandon)
 
     async def _abandon(self, sandbox: Sandbox) -> None:
         if sandbox.state is not SandboxState.LAUNCHING:
             return
         abandoned = sandbox.record.to(SandboxState.ABANDONED, message=sandbox.failure)
         try:
-            await self._node.inventory.save(sandbox, abandoned)
+            await self._inventory.save(sandbox, abandoned)
         except InfranetesError as error:
             _log.error(
                 "sandbox {sandbox}: its end was not recorded: {error}", sandbox=sandbox.id, error=error
@@ -294,11 +306,11 @@ class Sandboxes:
             )
 
     async def _end_abandoned(self, sandbox: Sandbox) -> None:
-        disconnect(self._node, sandbox)
+        self._connections.disconnect(sandbox)
         await sandbox.machine.tear_down()
-        await self._node.features.vm_destroyed(sandbox)
-        await self._node.store.delete_sandbox(sandbox.id)
-        self._node.inventory.discard(sandbox)
+        await self._features.vm_destroyed(sandbox)
+        await self._inventory.store.delete_sandbox(sandbox.id)
+        self._inventory.discard(sandbox)
 
     def _abort(self, sandbox: Sandbox, reason: str) -> None:
         sandbox.aborted = sandbox.aborted or reason
@@ -315,13 +327,11 @@ class Sandboxes:
 
     def _begin_desertion(self, sandbox: Sandbox) -> None:
         self._cancel_desertion(sandbox)
-        if not self._node.stopping:
-            sandbox.deserted = self._node.clock.callLater(
-                self._node.times.desertion, self._end_deserted, sandbox
-            )
+        if not self._stopping.happened:
+            sandbox.deserted = self._clock.callLater(self._desertion, self._end_deserted, sandbox)
 
     def _end_deserted(self, sandbox: Sandbox) -> None:
-        if sandbox.id not in self._node.inventory.sandboxes:
+        if sandbox.id not in self._inventory.sandboxes:
             return
         _log.warn("sandbox {sandbox} is ended: nobody asked for it any more",
                   sandbox=sandbox.id, pod=sandbox.pod)  # fmt: skip
@@ -346,7 +356,7 @@ class Sandboxes:
             if sandbox.launching is not None:
                 await settled([sandbox.launching.join()])
         if sandbox.state is SandboxState.ABANDONED:
-            if sandbox.id in self._node.inventory.sandboxes:
+            if sandbox.id in self._inventory.sandboxes:
                 await self.end_abandoned(sandbox).join()
             return
         if sandbox.state is SandboxState.BOOTING:
@@ -367,25 +377,23 @@ class Sandboxes:
         sandbox.failure = ""
 
     async def _stop_and_record(self, sandbox: Sandbox) -> None:
-        began = self._node.clock.seconds()
+        began = self._clock.seconds()
         record = sandbox.record
         if sandbox.state is not SandboxState.STOPPING:
             record = record.to(SandboxState.STOPPING)
-        await self._node.inventory.save(
-            sandbox, record
-        )  # also again: an earlier stop may not have got that far
+        await self._inventory.save(sandbox, record)  # also again: an earlier stop may not have got that far
         with sandbox.timeline.step("its containers are ended"):
-            await end_containers(self._node, sandbox)
-        await self._node.features.stopping(sandbox)
-        vm_ended(self._node, sandbox, sandbox.record.message or "the sandbox was stopped")
+            await self._containers_end.end(sandbox)
+        await self._features.stopping(sandbox)
+        self._connections.vm_ended(sandbox, sandbox.record.message or "the sandbox was stopped")
         await sandbox.machine.tear_down()
-        await self._node.features.vm_destroyed(sandbox)
-        await self._node.inventory.commit(sandbox, sandbox.record.to(SandboxState.STOPPED))
+        await self._features.vm_destroyed(sandbox)
+        await self._inventory.commit(sandbox, sandbox.record.to(SandboxState.STOPPED))
         _log.info(
             "sandbox {sandbox} is stopped, its VM destroyed: {seconds:.2f} s",
             sandbox=sandbox.id,
             pod=sandbox.pod,
-            seconds=self._node.clock.seconds() - began,
+            seconds=self._clock.seconds() - began,
         )
 
     async def _forget(self, sandbox: Sandbox) -> None:
@@ -395,13 +403,13 @@ class Sandboxes:
 
     async def _remove(self, sandbox: Sandbox) -> None:
         await self._end(sandbox)
-        if sandbox.id not in self._node.inventory.sandboxes:
+        if sandbox.id not in self._inventory.sandboxes:
             return
         if sandbox.state is not SandboxState.STOPPED:
             raise FailedPrecondition(f"sandbox {sandbox.id} is {sandbox.state.value}: stop it first")
-        await self._node.store.delete_sandbox(sandbox.id)
+        await self._inventory.store.delete_sandbox(sandbox.id)
         sandbox.timeline.note("the pod is removed")
-        self._node.inventory.discard(sandbox)
+        self._inventory.discard(sandbox)
         _log.info("sandbox {sandbox} is removed", sandbox=sandbox.id, pod=sandbox.pod)
 
 

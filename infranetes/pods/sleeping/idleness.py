@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from infranetes.machines.sleeping import SleepGate
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.handlers import Handler
+from infranetes.pods.node.handlers import Handler, Handlers
 from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Inventory, Sandbox
+from infranetes.pods.node.sides import Providers
 from infranetes.pods.sleeping.sleep import PodSleep
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.providers.annotations import sleep_after
@@ -47,8 +48,19 @@ class SleepyPods(PodFeature):
 
     name = "pods that fall asleep"
 
-    def __init__(self, node: NodeContext, gate: SleepGate, sleeping: PodSleep) -> None:
-        self._node = node
+    def __init__(
+        self,
+        clock: IReactorTime,
+        inventory: Inventory,
+        providers: Providers,
+        handlers: Handlers,
+        gate: SleepGate,
+        sleeping: PodSleep,
+    ) -> None:
+        self._clock = clock
+        self._inventory = inventory
+        self._providers = providers
+        self._handlers = handlers
         self._gate = gate
         self._sleeping = sleeping
         self._quiet: dict[str, _Quiet] = {}  # by sandbox
@@ -72,7 +84,7 @@ class SleepyPods(PodFeature):
 
     async def _run(self) -> None:
         while True:
-            await sleep(self._node.clock, LOOK_SECONDS)
+            await sleep(self._clock, LOOK_SECONDS)
             try:
                 await self.look()
             except CancelledError:
@@ -82,7 +94,7 @@ class SleepyPods(PodFeature):
 
     async def look(self) -> None:
         """Look at all pods that ask for it, and let those sleep that have been idle for long enough."""
-        due = [(sandbox, after) for sandbox in self._node.inventory if (after := self._asks(sandbox))]
+        due = [(sandbox, after) for sandbox in self._inventory if (after := self._asks(sandbox))]
         for gone in self._quiet.keys() - {sandbox.id for sandbox, _ in due}:
             self._forget(gone)
         await settled(self._look_at(sandbox, after) for sandbox, after in due)
@@ -91,14 +103,14 @@ class SleepyPods(PodFeature):
         """Return after how long a pod that runs is to sleep; 0: never."""
         if sandbox.state is not SandboxState.READY or sandbox.asleep or sandbox.id in self._given_up:
             return 0.0
-        annotations = self._node.handlers.of(sandbox.record).vm_annotations(sandbox.config.annotations)
+        annotations = self._handlers.of(sandbox.record).vm_annotations(sandbox.config.annotations)
         after = sleep_after(annotations)
         if not after:
             self._given_up.add(sandbox.id)
         return after
 
     async def _look_at(self, sandbox: Sandbox, after: float) -> None:
-        provider = self._node.providers.side_of(sandbox.record).provider
+        provider = self._providers.side_of(sandbox.record).provider
         if not ISleeps.providedBy(provider):
             self._give_up(sandbox, f"VMs of provider {provider.name} don't sleep")
             return
@@ -108,7 +120,7 @@ class SleepyPods(PodFeature):
             self._forget(sandbox.id)
             return
         now, uses, before = (
-            self._node.clock.seconds(),
+            self._clock.seconds(),
             self._gate.uses(sandbox.id),
             self._quiet.get(sandbox.id),
         )
@@ -137,7 +149,7 @@ class SleepyPods(PodFeature):
         except Unimplemented as error:
             self._give_up(sandbox, str(error))
         except InfranetesError as error:
-            quiet.since = self._node.clock.seconds() + (
+            quiet.since = self._clock.seconds() + (
                 0.0 if isinstance(error, FailedPrecondition) else RETRY_SECONDS
             )
             if str(error) != quiet.last_error:

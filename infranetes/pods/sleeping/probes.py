@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from twisted.internet.interfaces import IReactorTime
+
 from infranetes.machines.sleeping import SleepGate
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.handlers import Handler
+from infranetes.pods.node.handlers import Handler, Handlers
 from infranetes.pods.node.hooks import PodFeature, Run
 from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes.pods.sleeping.answers import Answers
@@ -24,8 +25,9 @@ class PodProbes(PodFeature):
 
     name = "probes of pods that sleep"
 
-    def __init__(self, node: NodeContext, gate: SleepGate) -> None:
-        self._node = node
+    def __init__(self, clock: IReactorTime, handlers: Handlers, gate: SleepGate) -> None:
+        self._clock = clock
+        self._handlers = handlers
         self._gate = gate
         self._answers = Answers[vmserver.ExecSyncResponse]()
 
@@ -40,7 +42,7 @@ class PodProbes(PodFeature):
         if not seconds:
             return await run()
         question = (container.id, *command)
-        now = self._node.clock.seconds()
+        now = self._clock.seconds()
         if sandbox.asleep is not None:
             answer = self._answers.get(sandbox.id, question, now - seconds)
             if answer is not None:
@@ -55,13 +57,13 @@ class PodProbes(PodFeature):
 
     def _note(self, sandbox: Sandbox, question: Sequence[str], output: vmserver.ExecSyncResponse) -> None:
         if output.exit_code == 0 and output.ByteSize() <= MOST_OUTPUT:
-            self._answers.put(sandbox.id, question, output, self._node.clock.seconds())
+            self._answers.put(sandbox.id, question, output, self._clock.seconds())
         else:
             self._answers.remove(sandbox.id, question)
 
     def _seconds(self, sandbox: Sandbox) -> float:
         """Return for how long a pod's answers are repeated; 0: they are not."""
-        handler = self._node.handlers.of(sandbox.record)
+        handler = self._handlers.of(sandbox.record)
         return sleep_probes(handler.vm_annotations(sandbox.config.annotations))
 
     def disconnected(self, sandbox: Sandbox) -> None:

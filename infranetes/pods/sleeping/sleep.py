@@ -20,19 +20,20 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 from twisted.internet.defer import CancelledError
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes.machines.sleeping import SleepGate
-from infranetes.pods.node.context import NodeContext
 from infranetes.pods.node.handler_config import MACHINE
 from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Container, Inventory, Sandbox
 from infranetes.pods.node.pinning import pin_later
+from infranetes.pods.node.sides import Providers
 from infranetes.pods.store.records import Contents
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.providers.sleeping import ISleeps, Slept
-from infranetes_common.concurrency import Flight, settled, sleep, start, within
+from infranetes_common.concurrency import Event, Flight, settled, sleep, start, within
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, InfranetesError, Unimplemented
 from infranetes_common.wire import vmserver
 
@@ -49,12 +50,24 @@ _log = Logger()
 class PodSleep(PodFeature):
     """Lets pods sleep, and wakes them. :param gate: of all agents' clients.
 
-    :param is_held: whether a sandbox is being kept, or held still for that."""
+    :param is_held: whether a sandbox is being kept, or held still for that.
+    :param stopping: happens when the daemon stops."""
 
     name = "pods that sleep"
 
-    def __init__(self, node: NodeContext, gate: SleepGate, is_held: Callable[[str], bool]) -> None:
-        self._node = node
+    def __init__(
+        self,
+        clock: IReactorTime,
+        inventory: Inventory,
+        providers: Providers,
+        gate: SleepGate,
+        is_held: Callable[[str], bool],
+        stopping: Event[None],
+    ) -> None:
+        self._clock = clock
+        self._inventory = inventory
+        self._providers = providers
+        self._stopping = stopping
         self._gate = gate
         self._is_held = is_held
         self._marks: dict[str, vmserver.StatsResponse] = {}  # of sandboxes that are not loaded yet
@@ -89,8 +102,8 @@ class PodSleep(PodFeature):
         if sandbox.watch is not None and sandbox.state is SandboxState.READY:
             with suppress(DeadlineExceeded):
                 live = sandbox.watch.when_live()
-                await within(self._node.clock, LIVE_SECONDS, live, "its agent")
-            await sleep(self._node.clock, 0)  # the stream, which is ended next, may be what has just told
+                await within(self._clock, LIVE_SECONDS, live, "its agent")
+            await sleep(self._clock, 0)  # the stream, which is ended next, may be what has just told
 
     async def wake(self, sandbox: Sandbox, why: str) -> None:
         """Wake a pod. Idempotent. Cancelling ends the wait alone. :param why: for people.
@@ -106,7 +119,7 @@ class PodSleep(PodFeature):
         await waking.join()
 
     def _provider(self, sandbox: Sandbox) -> ISleeps:
-        side = self._node.providers.side_of(sandbox.record)
+        side = self._providers.side_of(sandbox.record)
         if not ISleeps.providedBy(side.provider):
             raise Unimplemented(
                 f"sandbox {sandbox.id} can't sleep: VMs of provider {side.name} don't; see docs/sleep.md"
@@ -138,7 +151,7 @@ class PodSleep(PodFeature):
     def size(self) -> int:
         """The bytes that the memory of all pods that sleep takes on the node's disk."""
         total = 0
-        for side in self._node.providers:
+        for side in self._providers:
             if ISleeps.providedBy(side.provider):
                 total += side.provider.slept_bytes()
         return total
@@ -160,7 +173,7 @@ class PodSleep(PodFeature):
             try:
                 slept = await provider.sleep(sandbox.machine.facts.instance_id)
             except BaseException:
-                if not self._node.stopping:
+                if not self._stopping.happened:
                     await self._be_awake(sandbox)
                 raise
             step.say(f"{slept.size >> 20} MiB on the disk")
@@ -205,13 +218,13 @@ class PodSleep(PodFeature):
         self._wake_later(id, "a call needs it")
 
     def _wake_later(self, id: str, why: str) -> None:
-        sandbox = self._node.inventory.sandboxes.get(id)
-        if sandbox is not None and not self._node.stopping:
+        sandbox = self._inventory.sandboxes.get(id)
+        if sandbox is not None and not self._stopping.happened:
             start(self.wake(sandbox, why)).addErrback(_log_unexpected)
 
     def called(self, instance_id: str) -> None:
         """Wake the pod of a VM that is sent a packet."""
-        for sandbox in self._node.inventory:
+        for sandbox in self._inventory:
             if sandbox.machine.facts.instance_id == instance_id and sandbox.asleep is not None:
                 self._wake_later(sandbox.id, "a packet has come")
 
@@ -259,13 +272,13 @@ class PodSleep(PodFeature):
             if sandbox.watch is not None:
                 sandbox.watch.pause()
             start(self._find_out(sandbox)).addErrback(_log_unexpected)
-        for side in self._node.providers:
+        for side in self._providers:
             if ISleeps.providedBy(side.provider):
                 side.provider.when_called(self.called)
 
     async def _find_out(self, sandbox: Sandbox) -> None:
         """Find out whether a pod with a mark sleeps, once its provider has started."""
-        await self._node.providers.side_of(sandbox.record).ready.wait()
+        await self._providers.side_of(sandbox.record).ready.wait()
         self._marks.pop(sandbox.id, None)
         instance = await sandbox.machine.look(STATS_SECONDS)
         if sandbox.asleep is not None and (instance is None or not instance.asleep):
@@ -284,11 +297,11 @@ class PodSleep(PodFeature):
 
     async def _put_mark(self, sandbox: Sandbox, figures: vmserver.StatsResponse) -> None:
         value = base64.b64encode(figures.SerializeToString() or b"\0").decode()
-        await self._node.store.put_setting(_MARK + sandbox.id, value)
+        await self._inventory.store.put_setting(_MARK + sandbox.id, value)
 
     async def _remove_mark(self, id: str) -> None:
         self._marks.pop(id, None)
-        await self._node.store.delete_setting(_MARK + id)
+        await self._inventory.store.delete_setting(_MARK + id)
 
 
 def _under_way(flights: Mapping[str, Flight[T]], id: str) -> Flight[T] | None:

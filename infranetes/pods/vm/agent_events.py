@@ -3,17 +3,23 @@
 
 from __future__ import annotations
 
-from twisted.internet.defer import CancelledError, Deferred
+from collections.abc import Callable
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from infranetes.machines.agent.container_watch import ContainerWatch, IContainerListener, Reach
+from infranetes.machines.agent.container_watch import ContainerWatch, IContainerListener, Reach, WatchTimes
 from infranetes.machines.agent.limits import PURGES
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.inventory import Container, Sandbox
+from infranetes.observer import Observer
+from infranetes.pods.node.hooks import Features
+from infranetes.pods.node.inventory import Container, Inventory, Sandbox
+from infranetes.pods.node.sides import Providers
 from infranetes.pods.store.states import ContainerState, SandboxState
-from infranetes.pods.vm.reports import GONE_REASON, apply_report, end_log, record_loss
+from infranetes.pods.vm.reports import GONE_REASON, ContainerReports
 from infranetes.providers.interface import IListsRarely
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError
@@ -25,45 +31,70 @@ VM_ENDED_REASON = "VMEnded"
 _log = Logger()
 
 
-def vm_ended(node: NodeContext, sandbox: Sandbox, message: str) -> None:
-    """Record that a sandbox's VM is gone, and with it all that ran in it."""
-    for container in list(sandbox.containers.values()):
-        record_loss(node, container, VM_ENDED_REASON, message)
-        end_log(node, container, message)
-    disconnect(node, sandbox)
+@attrs.frozen(eq=False)
+class AgentConnections:
+    """The connections to the agents of sandboxes' VMs, and their streams of events.
 
+    :param gate: held while connecting to an agent. :param listener: makes what gets a sandbox's events."""
 
-def disconnect(node: NodeContext, sandbox: Sandbox) -> None:
-    """Cancel the loads that are under way into the sandbox's VM, and close the connection to its agent."""
-    node.features.disconnected(sandbox)
-    sandbox.loads.cancel()
-    watch, sandbox.watch = sandbox.watch, None
-    if watch is not None:
-        watch.stop()
-    sandbox.machine.disconnect()
+    _clock: IReactorTime
+    _features: Features
+    _reports: ContainerReports
+    _gate: DeferredSemaphore
+    _times: WatchTimes
+    _listener: Callable[[Sandbox], IContainerListener]
 
+    def connect(self, sandbox: Sandbox) -> None:
+        """Make the client of the sandbox's agent, and its event stream without starting that. Idempotent."""
+        client = sandbox.machine.connect()
+        self._features.connected(sandbox)
+        if sandbox.watch is None:
+            sandbox.watch = ContainerWatch(
+                self._clock, client, self._listener(sandbox), self._gate, self._times
+            )
 
-def connect(node: NodeContext, sandbox: Sandbox) -> None:
-    """Make the client of the sandbox's agent, and its event stream without starting that. Idempotent."""
-    client = sandbox.machine.connect()
-    node.features.connected(sandbox)
-    if sandbox.watch is None:
-        sandbox.watch = ContainerWatch(
-            node.clock, client, AgentListener(node, sandbox), node.gate, node.times.watch
-        )
+    def disconnect(self, sandbox: Sandbox) -> None:
+        """Cancel the loads that are under way into the sandbox's VM, and disconnect from its agent."""
+        self._features.disconnected(sandbox)
+        sandbox.loads.cancel()
+        watch, sandbox.watch = sandbox.watch, None
+        if watch is not None:
+            watch.stop()
+        sandbox.machine.disconnect()
+
+    def vm_ended(self, sandbox: Sandbox, message: str) -> None:
+        """Record that a sandbox's VM is gone, and with it all that ran in it."""
+        for container in list(sandbox.containers.values()):
+            self._reports.record_loss(container, VM_ENDED_REASON, message)
+            self._reports.end_log(container, message)
+        self.disconnect(sandbox)
 
 
 @implementer(IContainerListener)
 class AgentListener:
     """Keeps the records of one sandbox's containers up to date with what its agent reports."""
 
-    def __init__(self, node: NodeContext, sandbox: Sandbox) -> None:
-        self._node = node
+    def __init__(
+        self,
+        clock: IReactorTime,
+        inventory: Inventory,
+        providers: Providers,
+        features: Features,
+        observer: Observer,
+        reports: ContainerReports,
+        sandbox: Sandbox,
+    ) -> None:
+        self._clock = clock
+        self._inventory = inventory
+        self._providers = providers
+        self._features = features
+        self._observer = observer
+        self._reports = reports
         self._sandbox = sandbox
         self._expected: list[Container] = []
         self._purging: set[str] = set()
         self._bringing: Deferred[None] | None = None
-        self._purges = Allowance(4 * PURGES, 1.0, node.clock.seconds())
+        self._purges = Allowance(4 * PURGES, 1.0, clock.seconds())
 
     def snapshot_requested(self) -> None:
         """Remember which containers the snapshot must contain: all except those being created."""
@@ -84,7 +115,7 @@ class AgentListener:
         """Apply the report. A container without a record was abandoned during its creation: remove it."""
         container = self._sandbox.containers.get(state.id)
         if container is not None:
-            apply_report(self._node, container, state)
+            self._reports.apply(container, state)
         else:
             self._purge(state.id)
 
@@ -103,12 +134,12 @@ class AgentListener:
                   sandbox=self._sandbox.id, pod=self._sandbox.pod, reason=reason)  # fmt: skip
         self._sandbox.timeline.note("the VM will be reclaimed", error=reason)
         self._sandbox.interrupt(reason)
-        self._node.features.interrupted(self._sandbox, reason)
+        self._features.interrupted(self._sandbox, reason)
 
     def reach_changed(self, reach: Reach) -> None:
         """Log and tell the provider the change, bring a reachable VM up to date, and discard the containers'
         cached states."""
-        watch = self._sandbox.watch
+        watch, side = self._sandbox.watch, self._providers.side_of(self._sandbox.record)
         if self._sandbox.state is SandboxState.READY:
             trouble = "" if watch is None else watch.trouble
             self._sandbox.timeline.note(f"the agent is {reach.value}", error=trouble)
@@ -118,10 +149,9 @@ class AgentListener:
                 sandbox=self._sandbox.id,
                 error=watch.trouble,
             )
-            self._node.observer.agent_lost(self._node.providers.side_of(self._sandbox.record).name)
-        provider = self._node.providers.side_of(self._sandbox.record).provider
-        if IListsRarely.providedBy(provider):
-            provider.agent_heard(self._sandbox.machine.facts.instance_id, reach is Reach.LIVE)
+            self._observer.agent_lost(side.name)
+        if IListsRarely.providedBy(side.provider):
+            side.provider.agent_heard(self._sandbox.machine.facts.instance_id, reach is Reach.LIVE)
         if reach is Reach.LIVE:
             self._bring_up_to_date()
         for container in self._sandbox.containers.values():
@@ -131,7 +161,7 @@ class AgentListener:
         """Restore what the VM has lost if it has rebooted."""
         if self._bringing is not None:
             self._bringing.cancel()
-        self._bringing = start(self._node.features.live(self._sandbox))
+        self._bringing = start(self._features.live(self._sandbox))
         self._bringing.addErrback(_log_unless_cancelled)
 
     def _lost(self, container: Container) -> None:
@@ -139,19 +169,18 @@ class AgentListener:
             return
         if container.state is ContainerState.CREATING:
             if not container.being_created:
-                self._node.inventory.discard_container(container)
-                self._node.inventory.note(
-                    self._node.store.delete_container(container.id), f"the end of container {container.id}"
-                )
+                self._inventory.discard_container(container)
+                deletion = self._inventory.store.delete_container(container.id)
+                self._inventory.note(deletion, f"the end of container {container.id}")
             return
-        record_loss(self._node, container, GONE_REASON, "its VM no longer knows this container")
-        end_log(self._node, container, "the VM no longer knows this container")
+        self._reports.record_loss(container, GONE_REASON, "its VM no longer knows this container")
+        self._reports.end_log(container, "the VM no longer knows this container")
 
     def _purge(self, container_id: str) -> None:
         """Remove a container without a record, at most PURGES at a time; the next snapshot shows the rest."""
         if container_id in self._purging or len(self._purging) >= PURGES:
             return
-        if not self._purges.spend(self._node.clock.seconds()):
+        if not self._purges.spend(self._clock.seconds()):
             self._purges.earn(1)  # a purge that was not allowed costs nothing
             return
         self._purging.add(container_id)

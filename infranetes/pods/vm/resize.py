@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from zope.interface import implementer
 
 from infranetes.machines.interface import IAgent
-from infranetes.pods.node.context import NodeContext
-from infranetes.pods.node.inventory import Container, Sandbox
+from infranetes.pods.node.inventory import Container, Inventory, Sandbox
+from infranetes.pods.node.sides import Providers
 from infranetes.pods.store.states import ALIVE, SandboxState
 from infranetes.pods.vm.huge_pages import huge_bytes
-from infranetes.pods.vm.vm_size import limits_in, recorded_size, requested_size
+from infranetes.pods.vm.vm_size import RequestedSizes, limits_in, recorded_size
 from infranetes.providers.interface import IGuest, IResizesVms, MemoryRange, Size
 from infranetes_common.concurrency import backoff, shielded, sleep
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
@@ -34,11 +35,14 @@ _MIB = 1 << 20
 _log = Logger()
 
 
+@attrs.frozen(eq=False)
 class Resizer:
     """Serves UpdatePodSandboxResources. The calls for one sandbox are served one after the other."""
 
-    def __init__(self, node: NodeContext) -> None:
-        self._node = node
+    _clock: IReactorTime
+    _inventory: Inventory
+    _providers: Providers
+    _sizes: RequestedSizes
 
     async def resize(
         self, sandbox: Sandbox, resources: cri.LinuxContainerResources, overhead: cri.LinuxContainerResources
@@ -49,9 +53,7 @@ class Resizer:
         :raise FailedPrecondition: the VM can't grow that much, or does not give back what it has.
         :raise InfranetesError: the VM is not known to have that size.
         """
-        asked, complete = await requested_size(
-            self._node.handlers, self._node.pod_needs, sandbox, resources, overhead
-        )
+        asked, complete = await self._sizes.of(sandbox, resources, overhead)
         async with sandbox.resizing:
             _check_ready(sandbox)
             before = size_now(sandbox)
@@ -86,7 +88,7 @@ class Resizer:
         sandbox = container.sandbox
         async with sandbox.resizing:
             _check_ready(sandbox)
-            provider = self._node.providers.side_of(sandbox.record).provider
+            provider = self._providers.side_of(sandbox.record).provider
             before = attrs.evolve(size_now(sandbox, container), cpu_millis=0)
             wanted = attrs.evolve(before, huge_bytes=before.huge_bytes + bytes_of(limits))
             if not IResizesVms.providedBy(provider) or wanted == before:
@@ -131,7 +133,7 @@ class Resizer:
         """Resize the VM. One whose provider can't resize it must have enough anyway.
 
         :raise FailedPrecondition: it has not."""
-        provider = self._node.providers.side_of(sandbox.record).provider
+        provider = self._providers.side_of(sandbox.record).provider
         if IResizesVms.providedBy(provider):
             await self._resize(provider, sandbox, before, wanted)
             return
@@ -181,11 +183,11 @@ class Resizer:
 
     async def _record(self, sandbox: Sandbox, size: Size) -> None:
         resized = attrs.evolve(sandbox.record, cpu_millis=size.cpu_millis, memory_bytes=size.memory_bytes)
-        await self._node.inventory.save(sandbox, resized)
+        await self._inventory.save(sandbox, resized)
 
     async def _check_in_force(self, sandbox: Sandbox, before: Size, wanted: Size) -> None:
         """Wait until the guest uses what it was given. :raise Unavailable: it does not in time."""
-        clock = self._node.clock
+        clock = self._clock
         deadline = clock.seconds() + SETTLE_SECONDS
         pauses = backoff(FIRST_PAUSE, LONGEST_PAUSE)
         while True:

@@ -57,42 +57,43 @@ def recorded_size(sandbox: Sandbox) -> Size:
     )
 
 
-async def requested_size(
-    handlers: Handlers,
-    pod_needs: PodNeeds | None,
-    sandbox: Sandbox,
-    resources: cri.LinuxContainerResources,
-    overhead: cri.LinuxContainerResources,
-) -> tuple[Size, bool]:
-    """Return the size that the pod asks for, and whether that includes its containers' requests: they may be
-    unknown.
+@attrs.frozen(eq=False)
+class RequestedSizes:
+    """The sizes that pods ask for, by the CRI, annotations and the API server.
 
-    :param pod_needs: knows what pods request beyond what the CRI carries; None: nothing does.
-    :param resources: the sum of its containers' resources, as kubelet gives it.
-    :raise InvalidArgument: an annotation is malformed; the message names it."""
-    annotations = handlers.of(sandbox.record).vm_annotations(sandbox.config.annotations)
-    said, by_annotation = size_of_resources(resources, overhead), requests(annotations)
-    if by_annotation.cpu_millis and by_annotation.memory_bytes:
-        return _at_least(said, by_annotation), True
-    needs = await _needs(pod_needs, sandbox, annotations)
-    if needs is None:
-        return _at_least(said, by_annotation), False
-    wanted = Needs(
-        cpu_millis=by_annotation.cpu_millis or needs.cpu_millis,
-        memory_bytes=by_annotation.memory_bytes or needs.memory_bytes,
-    )
-    return _at_least(said, wanted), True
+    :param pod_needs: knows what pods request beyond what the CRI carries; None: nothing does."""
 
+    _handlers: Handlers
+    _pod_needs: PodNeeds | None
 
-async def _needs(
-    pod_needs: PodNeeds | None, sandbox: Sandbox, annotations: Mapping[str, str]
-) -> Needs | None:
-    """Return what the pod requests according to the API server, or None if that is not known.
-    The API server does not know pods of other sources, such as static ones: for these it is empty."""
-    if pod_needs is None or annotations.get(SOURCE) != API_SERVER:
-        return Needs()
-    metadata = sandbox.config.metadata
-    return await pod_needs.of(metadata.namespace, metadata.name, metadata.uid)
+    async def of(
+        self, sandbox: Sandbox, resources: cri.LinuxContainerResources, overhead: cri.LinuxContainerResources
+    ) -> tuple[Size, bool]:
+        """Return the size that the pod asks for, and whether that includes its containers' requests: they may
+        be unknown.
+
+        :param resources: the sum of its containers' resources, as kubelet gives it.
+        :raise InvalidArgument: an annotation is malformed; the message names it."""
+        annotations = self._handlers.of(sandbox.record).vm_annotations(sandbox.config.annotations)
+        said, by_annotation = size_of_resources(resources, overhead), requests(annotations)
+        if by_annotation.cpu_millis and by_annotation.memory_bytes:
+            return _at_least(said, by_annotation), True
+        needs = await self._needs(sandbox, annotations)
+        if needs is None:
+            return _at_least(said, by_annotation), False
+        wanted = Needs(
+            cpu_millis=by_annotation.cpu_millis or needs.cpu_millis,
+            memory_bytes=by_annotation.memory_bytes or needs.memory_bytes,
+        )
+        return _at_least(said, wanted), True
+
+    async def _needs(self, sandbox: Sandbox, annotations: Mapping[str, str]) -> Needs | None:
+        """Return what the pod requests according to the API server, or None if that is not known.
+        The API server does not know pods of other sources, such as static ones: for these it is empty."""
+        if self._pod_needs is None or annotations.get(SOURCE) != API_SERVER:
+            return Needs()
+        metadata = sandbox.config.metadata
+        return await self._pod_needs.of(metadata.namespace, metadata.name, metadata.uid)
 
 
 def _at_least(said: Size, wanted: Needs) -> Size:

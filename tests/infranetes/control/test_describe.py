@@ -11,7 +11,6 @@ from twisted.internet.defer import Deferred
 from zope.interface import alsoProvides
 
 from infranetes.control import describe
-from infranetes.control.describe import DescribeCalls
 from infranetes.ctl import render
 from infranetes.monitoring.gauges import node_gauges
 from infranetes.pods.node.inventory import PAST_SANDBOXES
@@ -30,7 +29,7 @@ class DescribeTests(PodsTestCase):
         self.world = FakeNode()
         self.world.provider_ready()
         self.addCleanup(self.world.kill)
-        self.calls = DescribeCalls(self.world.node)
+        self.calls = self.world.description
 
     def described(self, name: str) -> control.DescribePodResponse:
         answer: control.DescribePodResponse = self.do(

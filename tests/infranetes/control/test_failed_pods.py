@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from twisted.internet.defer import CancelledError, Deferred
 
-from infranetes.control.service import ControlService
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.wire import control
@@ -18,7 +17,7 @@ from tests.infranetes.pods.sandboxes.test_machine_images import MachineImageNode
 class FailedPodsTestCase(PodsTestCase):
     def shown(self, past: bool = False) -> list[tuple[str, str, str]]:
         """Return name, state and message of each pod that is listed."""
-        service = ControlService(self.world.node, self.world.reconciler)
+        service = self.world.control
         answer = self.do(service.ListPods(control.ListPodsRequest(past=past), NO_CALL))
         return [(one.name, one.state, one.message) for one in answer.pods]
 

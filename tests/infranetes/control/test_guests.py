@@ -9,8 +9,7 @@ from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 
-from infranetes.control.describe import DescribeCalls
-from infranetes.control.service import ControlService, shown_pod
+from infranetes.control.service import shown_pod
 from infranetes.control.usage import UsageCalls
 from infranetes.cri.sandboxes import SandboxCalls
 from infranetes.ctl import render
@@ -48,11 +47,11 @@ class Case(GuestCase):
     def setUp(self) -> None:
         super().setUp()
         self.makers = self.world.makers = TwoWays()
-        self.world.node.guests._makers = self.makers  # type: ignore[attr-defined]
+        self.world.guests._makers = self.makers
         self.sandbox, self.container = self.running()
 
     def asked(self) -> Deferred[control.DescribePodResponse]:
-        calls = DescribeCalls(self.world.node)
+        calls = self.world.description
         return start(calls.DescribePod(control.DescribePodRequest(pod=self.sandbox), NO_CALL))
 
     def described(self) -> control.DescribePodResponse:
@@ -128,7 +127,7 @@ class DescribeTests(Case):
 
 class ListTests(Case):
     def column(self) -> str:
-        calls = ControlService(self.world.node, self.world.reconciler)
+        calls = self.world.control
         answer = self.do(calls.ListPods(control.ListPodsRequest(), NO_CALL))
         head, row = render.as_text("pods", answer, Namespace()).splitlines()[:2]
         return row[head.index("AGENT") :].split()[0]
@@ -137,7 +136,11 @@ class ListTests(Case):
         self.assertEqual(self.column(), "console")
         self.described()
         self.assertEqual(self.column(), "ssh")
-        pod = shown_pod(self.world.node, self.world.node.inventory.sandbox(self.sandbox))
+        pod = shown_pod(
+            self.world.node.providers,
+            self.world.node.handlers,
+            self.world.node.inventory.sandbox(self.sandbox),
+        )
         self.assertEqual((pod.agent, pod.way), ("live", "ssh"))
 
     def test_so_has_the_nodes_page(self) -> None:
@@ -193,7 +196,7 @@ class OwnAgentTests(GuestCase):
 
     def test_containers_pods_have_no_guest(self) -> None:
         sandbox = self.run_pod(pod("vacant"))
-        calls = DescribeCalls(self.world.node)
+        calls = self.world.description
         answer = self.do(calls.DescribePod(control.DescribePodRequest(pod=sandbox), NO_CALL))
         self.assertFalse(answer.HasField("guest"))
         self.assertEqual(answer.pod.way, "")

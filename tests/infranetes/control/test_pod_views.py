@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from infranetes.control.describe import DescribeCalls
 from infranetes.control.pod_views import PodViews
 from infranetes.control.policies import PolicyCalls
-from infranetes.control.service import ControlService
 from infranetes.monitoring.pod_page import pod_parts
 from infranetes.monitoring.pod_view import Mount, PodView, Volume
 from infranetes.pods.store.records import AttachmentRecord
@@ -33,8 +31,8 @@ class PodViewsTests(PodsTestCase):
         node = self.world.node
         return PodViews(
             node.inventory,
-            ControlService(node, self.world.reconciler),
-            DescribeCalls(node),
+            self.world.control,
+            self.world.description,
             PolicyCalls(node.inventory, policies, firewalls),
             lambda id: [each for each in self.attachments if each.sandbox_id == id],
         )

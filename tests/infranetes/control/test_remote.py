@@ -7,9 +7,7 @@ from typing import Any, cast
 
 from google.protobuf.message import Message
 
-from infranetes.control.describe import DescribeCalls
 from infranetes.control.remote import RemotePods
-from infranetes.control.service import ControlService
 from infranetes.control.usage import UsageCalls
 from infranetes.kubernetes.reviews import Reviewer
 from infranetes_common.concurrency import start
@@ -46,8 +44,8 @@ class RemoteTests(PodsTestCase):
         self.remote = RemotePods(
             Reviewer(world.clock, self.server.ask, "infranetes"),
             node.inventory,
-            ControlService(node, world.reconciler),
-            DescribeCalls(node),
+            world.control,
+            world.description,
             cast(UsageCalls, _Usage()),
         )
         self.web = self.run_pod(pod("web"))

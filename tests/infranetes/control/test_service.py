@@ -12,7 +12,7 @@ import attrs
 from twisted.internet.defer import Deferred, fail, succeed
 from zope.interface import implementer
 
-from infranetes.control.service import ControlService, size_words
+from infranetes.control.service import size_words
 from infranetes.ctl import render
 from infranetes.machines.pool import Pool
 from infranetes.machines.pool_config import PoolConfig, PoolSize
@@ -33,7 +33,7 @@ class ControlTests(PodsTestCase):
         self.world = FakeNode(pool=PoolConfig(sizes=(PoolSize(count=2),), per_minute=100))
         self.world.provider_ready()
         self.addCleanup(self.world.kill)
-        self.service = ControlService(self.world.node, self.world.reconciler)
+        self.service = self.world.control
 
     def ask(self, method: str, **fields: Any) -> Any:
         request = getattr(control, f"{method}Request")(**fields)
@@ -180,7 +180,7 @@ class ControlTests(PodsTestCase):
     def test_a_provider_that_is_not_ready_is_asked_nothing(self) -> None:
         self.world.kill()
         self.world.begin()
-        self.service = ControlService(self.world.node, self.world.reconciler)
+        self.service = self.world.control
         self.assertTrue(self.ask("ListPods").trouble)
         for method in ("ListOrphans", "EndOrphans", "DrainPool"):
             request = getattr(control, f"{method}Request")()
@@ -257,7 +257,7 @@ class ConsoleTests(PodsTestCase):
         self.world = FakeNode()
         self.world.provider_ready()
         self.addCleanup(self.world.kill)
-        self.service = ControlService(self.world.node, self.world.reconciler)
+        self.service = self.world.control
 
     def ask(self, method: str, **fields: Any) -> Any:
         request = getattr(control, f"{method}Request")(**fields)

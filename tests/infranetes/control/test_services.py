@@ -73,7 +73,7 @@ class AskingCase(PodsTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.cluster = Cluster(cast(IReactor, self.world.clock))
-        self.world.services = self.world.node.services = self.cluster
+        self.world.services = self.world.side.services = self.cluster
         self.addCleanup(self.cluster.end)
         self.calls = ServiceCalls(self.world.clock, self.world.node.inventory, self.cluster)
         self.cluster.serve("web", "10.96.0.1", "10.1.0.1", "10.1.0.2")

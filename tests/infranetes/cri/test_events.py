@@ -49,7 +49,7 @@ class EventTests(PodsTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.calls = EventCalls(self.world.node.inventory, self.world.node.now)
+        self.calls = EventCalls(self.world.node.inventory, self.world.now)
         self.listening = self.listen()
 
     def listen(self) -> Listening:

@@ -123,7 +123,7 @@ class EventTests(PodsTestCase):
     """One pod's containers have more to report than fits."""
 
     def test_an_event_is_told_without_its_vms_words_and_listening_goes_on(self) -> None:
-        calls = EventCalls(self.world.node.inventory, self.world.node.now)
+        calls = EventCalls(self.world.node.inventory, self.world.now)
         listening = Listening(calls)
         self.addCleanup(listening.ended.cancel)
         sandbox = self.run_pod()
@@ -142,7 +142,7 @@ class EventTests(PodsTestCase):
         self.assertEqual(len(calls._listeners), 1)
 
     def test_one_that_can_not_be_told_does_not_end_listening(self) -> None:
-        calls = EventCalls(self.world.node.inventory, self.world.node.now)
+        calls = EventCalls(self.world.node.inventory, self.world.now)
         listening = Listening(calls)
         self.addCleanup(listening.ended.cancel)
         first = self.run_pod()

@@ -9,8 +9,7 @@ from argparse import Namespace
 from typing import Any
 
 import twisted
-from infranetes.control.service import ControlService
-from infranetes.cri.status import CLUSTER_CONDITION, StatusCalls
+from infranetes.cri.status import CLUSTER_CONDITION
 from infranetes.ctl.render import as_json, as_text
 from infranetes_common import __version__
 from infranetes_common.wire import control, cri
@@ -21,7 +20,7 @@ from tests.infranetes.pods.fakes import FakeServices
 
 class StatusTests(PodsTestCase):
     def info(self) -> dict[str, Any]:  # Any: JSON
-        calls = StatusCalls(self.world.node, (), "systemd")
+        calls = self.world.status_calls
         answer = self.do(calls.Status(cri.StatusRequest(verbose=True), NO_CALL))
         return {key: json.loads(value) for key, value in answer.info.items()}
 
@@ -43,17 +42,15 @@ class StatusTests(PodsTestCase):
         )
 
     def test_objects_of_kubernetes_that_can_t_be_followed(self) -> None:
-        calls = StatusCalls(self.world.node, (), "systemd")
-
         def condition() -> list[tuple[bool, str]]:
-            found = self.do(calls.Status(cri.StatusRequest(), NO_CALL)).status.conditions
+            found = self.do(self.world.status_calls.Status(cri.StatusRequest(), NO_CALL)).status.conditions
             return [(each.status, each.message) for each in found if each.type == CLUSTER_CONDITION]
 
         self.assertEqual(condition(), [])
         why = ["pods of Kubernetes can't be followed: 403"]
-        self.world.node.cluster_troubles = lambda: why
+        self.world.cluster_troubles = lambda: why
         self.assertEqual(condition(), [(False, why[0])])
-        service = ControlService(self.world.node, self.world.reconciler)
+        service = self.world.control
         shown = self.do(service.ListPods(control.ListPodsRequest(), NO_CALL))
         self.assertEqual(list(shown.cluster_troubles), why)
         self.assertEqual(as_text("pods", shown, Namespace()).splitlines()[0], why[0])
@@ -62,6 +59,6 @@ class StatusTests(PodsTestCase):
         self.assertEqual(condition(), [(True, "")])
 
     def test_services_where_vms_are_told_of_them(self) -> None:
-        self.world.services = self.world.node.services = FakeServices()
+        self.world.services = self.world.side.services = FakeServices()
         self.run_pod()
         self.assertEqual(self.info()["services"], {"rules": 7, "vms": 1, "current_vms": 0})

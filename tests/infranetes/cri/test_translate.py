@@ -22,7 +22,16 @@ class TranslateTests(PodsTestCase):
         super().setUp()
         node, containers = self.world.node, self.world.containers
         checkpoints = Checkpoints(node.reactor, Path("none"), node.providers, containers)
-        runtime = RuntimeService(node, self.world.sandboxes, containers, checkpoints)
+        runtime = RuntimeService(
+            node.reactor,
+            self.world.status_calls,
+            node.listing,
+            node.providers,
+            node.resizer,
+            node.sandboxes,
+            containers,
+            checkpoints,
+        )
         self.answers: Any = {method.name: answer for method, answer in runtime.service.answers.items()}
 
     def call(self, name: str, request: Any) -> Any:

@@ -21,9 +21,7 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.trial import unittest
 from twisted.web.resource import Resource
 
-from infranetes.control.describe import DescribeCalls
 from infranetes.control.remote import RemotePods
-from infranetes.control.service import ControlService
 from infranetes.control.usage import UsageCalls
 from infranetes.ctl import kubectl, render
 from infranetes.ctl.kubectl import Cluster, carry_out, parser
@@ -68,8 +66,8 @@ class KubectlCase(unittest.TestCase):
         remote = RemotePods(
             Reviewer(world.clock, self.server.ask, "infranetes"),
             node.inventory,
-            ControlService(node, world.reconciler),
-            DescribeCalls(node),
+            world.control,
+            world.description,
             UsageCalls(world.clock, node.inventory, node.providers, Gatherer(world.clock, world.listing)),
         )
         root = Resource()

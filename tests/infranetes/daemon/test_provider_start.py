@@ -38,9 +38,8 @@ class FakeProvider:
 
 def providers_of(own: Any, *others: Any) -> Providers:
     """Return the providers of a node that has these sides."""
-    providers = Providers(own, lambda provider: next(side for side in others if side.provider is provider))
-    for side in others:
-        providers.add(side.provider)
+    providers = Providers.__new__(Providers)
+    providers.own, providers.by_name = own, {side.name: side for side in (own, *others)}
     return providers
 
 
@@ -56,11 +55,11 @@ class SeveralProvidersTests(SynchronousTestCase):
             )
             for name, provider in self.providers.items()
         }
-        node = SimpleNamespace(providers=providers_of(*self.sides.values()), clock=self.clock)
+        providers = providers_of(*self.sides.values())
         self.ready: list[str] = []
-        pods: Any = SimpleNamespace(node=node, pod_cidr="10.1.0.0/24", provider_started=self.started)
+        pods: Any = SimpleNamespace(pod_cidr="10.1.0.0/24", provider_started=self.started)
         self.sent: list[str] = []
-        self.service = ProviderStart(pods, ServiceManager(self.sent.append))
+        self.service = ProviderStart(self.clock, providers, pods, ServiceManager(self.sent.append))
         self.service.startService()
         self.outcome = self.service.started.wait()
 
@@ -118,11 +117,11 @@ class ProviderStartTests(SynchronousTestCase):
         self.clock = Clock()
         self.provider = FakeProvider()
         self.side = SimpleNamespace(name="fake", provider=self.provider, trouble="starting", gets_subnet=True)
-        self.node = SimpleNamespace(providers=providers_of(self.side), clock=self.clock)
+        providers = providers_of(self.side)
         self.became_ready = 0
-        pods: Any = SimpleNamespace(node=self.node, pod_cidr="10.1.0.0/24", provider_started=self.ready)
+        pods: Any = SimpleNamespace(pod_cidr="10.1.0.0/24", provider_started=self.ready)
         self.sent: list[str] = []
-        self.service = ProviderStart(pods, ServiceManager(self.sent.append))
+        self.service = ProviderStart(self.clock, providers, pods, ServiceManager(self.sent.append))
         self.service.startService()
         self.outcome = self.service.started.wait()
 

@@ -17,7 +17,6 @@ from infranetes.config import Config
 from infranetes.config.schema import KubernetesConfig
 from infranetes.daemon.assembly import Daemon
 from infranetes.daemon.pods_service import PodsService
-from infranetes.images.several import SeveralStores
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.pool_record import PoolRecord, PoolState
 from infranetes.pods.node.handler_config import AnnotationsConfig, HandlerConfig
@@ -85,7 +84,7 @@ class ProvidersTests(TestCase):
     async def started(self, **keys: Any) -> PodsService:
         pods = self.daemon(**keys)
         await pods.startService()
-        self.addCleanup(pods.node.store.close)
+        self.addCleanup(pods.node.inventory.store.close)
         self.addCleanup(pods.stopService)
         return pods
 
@@ -110,7 +109,6 @@ class ProvidersTests(TestCase):
         self.assertEqual(sides, {"": "west", "infranetes": "west", "plain": "west", "east": "east"})
         tools = node.handlers.named("tools")
         self.assertEqual((tools.side.name, tools.kind, tools.contprovider), ("east", "systemd", "systemd"))
-        self.assertIsInstance(node.images, SeveralStores)
         assert node.handlers.image_source is not None
         (pool,) = node.pools.others
         self.assertEqual(
@@ -189,7 +187,7 @@ class ProvidersTests(TestCase):
         side = pods.node.providers.by_name["nowhere"]
         self.assertIn("not known", side.provider.status()["trouble"])
         with self.assertRaises(Unavailable) as caught:
-            await pods.sandboxes.stop("1" * 32)
+            await pods.node.sandboxes.stop("1" * 32)
         self.assertIn("provider nowhere", str(caught.exception))
         self.assertEqual(pods.node.inventory.sandboxes["1" * 32].state, SandboxState.STOPPING)
 

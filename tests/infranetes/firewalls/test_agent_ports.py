@@ -23,6 +23,7 @@ from infranetes.firewalls.agent_ports import FAMILY, AgentPorts, script, table_n
 from infranetes.machines.agent.marked import marked_endpoint
 from infranetes.pods.features.agent_ports import AgentPortRules
 from infranetes.pods.node.handler_config import CNI
+from infranetes.pods.node.hooks import PodFeature
 from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 from infranetes_common.identity import AGENT_PORT
@@ -30,6 +31,7 @@ from infranetes_common.reactors import installed
 from tests.harness.needs import needs_netns
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.enforcing import Enforcing
+from tests.infranetes.pods.fakes import FakeNode
 from tests.support.pod_namespaces import DOES_NOT, Daemon, Host, Machine, Node, connects, ip
 
 reactor = installed()
@@ -197,17 +199,24 @@ class _Ports:
         self.sweeps += 1
 
 
+class _PortsNode(FakeNode):
+    """A node that keeps its agents' ports."""
+
+    def __init__(self, ports: AgentPorts) -> None:
+        self.agent_ports = ports
+        super().__init__()
+
+    def make_features(self) -> list[PodFeature]:
+        assert self.agent_ports is not None
+        return [*super().make_features(), AgentPortRules(self.agent_ports)]
+
+
 class LifeTests(PodsTestCase):
     """Which VMs' agents are kept, and for how long."""
 
-    def setUp(self) -> None:
-        super().setUp()
+    def make_world(self) -> FakeNode:
         self.ports = _Ports()
-        self.watch_ports()
-
-    def watch_ports(self) -> None:
-        self.world.node.agent_ports = cast(AgentPorts, self.ports)
-        self.world.join(AgentPortRules(self.world.node.agent_ports))
+        return _PortsNode(cast(AgentPorts, self.ports))
 
     def test_as_long_as_there_is_a_vm(self) -> None:
         sandbox = self.run_pod()
@@ -218,13 +227,13 @@ class LifeTests(PodsTestCase):
         self.assertEqual(self.ports.kept, {})
 
     def test_each_pass_looks_at_their_rules(self) -> None:
+        self.assertEqual(self.ports.sweeps, 1)
         self.world.wait(2 * self.world.times.sweep)
-        self.assertEqual(self.ports.sweeps, 2)
+        self.assertEqual(self.ports.sweeps, 3)
 
     def test_not_on_a_bridge_whose_rules_do_it(self) -> None:
         self.world.provider = Enforcing(self.world)
         self.world.restart()
-        self.watch_ports()
         id = self.run_pod()
         self.assertEqual(self.ports.kept, {})
         sandbox = self.world.node.inventory.sandboxes[id]

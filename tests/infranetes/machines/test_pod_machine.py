@@ -204,7 +204,7 @@ class BringUpTests(MachineCase):
         launching: Deferred[None] = Deferred()
         booting: Deferred[None] = Deferred()
         self.provider.launching, self.provider.booting = launching, booting
-        began = self.world.node.now()
+        began = self.world.now()
         came_up = self.up()
         self.world.clock.advance(2)
         launching.callback(None)
@@ -302,7 +302,7 @@ class AgentTests(MachineCase):
     def test_it_has_one_client_as_long_as_it_is_there(self) -> None:
         client = self.machine.client
         connected: list[str] = []
-        self.patch(self.world.node, "connect", lambda id, host, port: connected.append(id))
+        self.patch(self.world.side, "connect", lambda id, host, port, endpoint: connected.append(id))
         for _ in range(2):
             self.assertIs(self.machine.connect(), client)
         self.assertEqual(connected, [])
@@ -329,7 +329,7 @@ class AgentTests(MachineCase):
 
     def test_rules_of_services_are_waited_for_where_it_is_sent_any(self) -> None:
         self.assertTrue(self.successResultOf(start(self.machine.has_rules(5.0))))
-        services = self.world.node.services = FakeServices()
+        services = self.world.side.services = FakeServices()
         self.machine.tell_of_services()
         for told in (False, True):
             waiting = start(self.machine.has_rules(5.0))
@@ -342,7 +342,7 @@ class AgentTests(MachineCase):
 
     def test_one_without_our_agent_is_told_none_and_waits_for_the_node_s_own_rules(self) -> None:
         self.owner.facts = attrs.evolve(self.owner.facts, agent_port=0)
-        services = self.world.node.services = FakeServices()
+        services = self.world.side.services = FakeServices()
         self.machine.tell_of_services()
         self.assertIsNone(self.machine.rules)
         self.world.side.node_services = on_node = FakeNodeServices()
@@ -469,7 +469,7 @@ class TearDownTests(MachineCase):
         self.assertEqual(self.provider.instances, {kept.id: kept})
 
     def test_nothing_is_sent_to_it_any_more(self) -> None:
-        services = self.world.node.services = FakeServices()
+        services = self.world.side.services = FakeServices()
         self.successResultOf(self.up())
         self.machine.tell_of_services()
         self.machine.tell_of_services()
@@ -479,7 +479,7 @@ class TearDownTests(MachineCase):
 
     def test_nobody_connects_to_it_again(self) -> None:
         """Whoever was waiting for its agent would otherwise tell a VM of Services that is no more."""
-        services = self.world.node.services = FakeServices()
+        services = self.world.side.services = FakeServices()
         self.successResultOf(self.up())
         self.successResultOf(self.down())
         self.machine.tell_of_services()

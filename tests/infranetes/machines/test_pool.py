@@ -40,7 +40,7 @@ class ObservedTests(PoolTestCase):
             def launched(self, launch: Launch) -> None:
                 told.append(launch)
 
-        self.world.node.observer = Observing()
+        self.world.side.observer = Observing()
         self.provider.launch_error = ResourceExhausted("no capacity")
 
     def test_of_those_that_fail_and_of_the_one_that_waits_then(self) -> None:
@@ -330,7 +330,7 @@ class LifeTests(PoolTestCase):
         self.pool.end(first, "test")
         (booting,) = (one for one in self.pool.members.values() if one.state is PoolState.BOOTING)
         self.assertTrue(booting.record.certificate_key)
-        self.assertGreater(booting.record.certificate_until, self.world.node.now())
+        self.assertGreater(booting.record.certificate_until, self.world.now())
 
     def test_one_that_ended_or_vanished_unseen_is_found_by_the_pass(self) -> None:
         ended, vanished = self.pool.idle()

@@ -52,7 +52,7 @@ class SpecTests(SynchronousTestCase):
                     hostname="web-0",
                     machine_id=ID,
                     entropy=spec.identity.entropy,
-                    now_nanos=world.node.now(),
+                    now_nanos=world.now(),
                 ),
                 request=request,
             ),

@@ -282,7 +282,8 @@ class ClaimTests(StoppedPoolCase):
             def launched(self, launch: Launch) -> None:
                 told.append(launch)
 
-        self.world.node.observer = Observing()
+        self.world.observer = Observing()
+        self.world.restart()
         self.run_pod()
         self.assertIn(LaunchKind.STARTED, [each.kind for each in told])
 

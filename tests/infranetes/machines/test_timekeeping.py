@@ -31,7 +31,7 @@ class _Node(FakeNode):
 
     def make_agent(self, sandbox_id: str) -> FakeAgent:
         agent = FakeAgent(sandbox_id)
-        agent.clocks = lambda: (self.node.now() + self.ahead, 7 if self.has_steady else 0)
+        agent.clocks = lambda: (self.now() + self.ahead, 7 if self.has_steady else 0)
         return agent
 
 
@@ -66,7 +66,7 @@ class TimekeepingTests(PodsTestCase):
             self.assertEqual((steady, earliest), (7, latest))
             ways = {event["way"] for event in logged if "way" in event}
             self.assertEqual(ways, {"ahead" if ahead > 0 else "behind"})
-            self.assertLessEqual(self.world.node.now() - latest, (ROUND_SECONDS + FIRST_SECONDS) * SECOND)
+            self.assertLessEqual(self.world.now() - latest, (ROUND_SECONDS + FIRST_SECONDS) * SECOND)
 
     def test_so_is_one_of_the_pool(self) -> None:
         (member,) = self.world.node.pools.own.idle()

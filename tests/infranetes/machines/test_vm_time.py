@@ -72,7 +72,7 @@ class _Node(FakeNode):
     etc: Path
 
     def make_agent(self, sandbox_id: str) -> FakeAgent:
-        return _Machine(sandbox_id, self.etc, FakeClock(self.node.now() + self.rtc, self.drift))
+        return _Machine(sandbox_id, self.etc, FakeClock(self.now() + self.rtc, self.drift))
 
     def machines(self) -> Sequence[_Machine]:
         return [each for each in self.agents.values() if isinstance(each, _Machine)]
@@ -99,7 +99,7 @@ class VmTimeTests(PodsTestCase):
         self.world.rtc, self.world.drift = rtc, drift
         booting: Deferred[None] = Deferred()
         self.world.provider.booting = booting
-        self.launch = self.world.node.now()
+        self.launch = self.world.now()
         running = self.start(pod())
         self.world.wait(BOOT_SECONDS)
         [machine] = self.world.machines()
@@ -111,7 +111,7 @@ class VmTimeTests(PodsTestCase):
         return machine
 
     def ahead(self, machine: _Machine) -> int:
-        return machine.system.now() - self.world.node.now()
+        return machine.system.now() - self.world.now()
 
     def test_a_boot_of_45_seconds_costs_no_time(self) -> None:
         machine = self.booted()

@@ -351,9 +351,9 @@ class PageTests(MonitoringCase):
 
     @deferred
     async def test_it_shows_the_node_as_it_is(self) -> None:
+        self.world.observer = self.metrics
+        self.world.restart()
         url = await self.serve(page=True)
-        self.world.provider_ready()
-        self.world.node.observer = self.metrics
         await self.world.sandboxes.run(pod("front"), "")
         self.world.provider.launch_error = ResourceExhausted("no room for <one> more")
         await self.assertFailure(deferred(self.world.sandboxes.run)(pod("back"), ""), ResourceExhausted)

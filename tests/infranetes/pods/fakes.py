@@ -7,7 +7,6 @@ import functools
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -17,46 +16,52 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IDelayedCall, IStreamClientEndpoint
 from twisted.internet.task import Clock
 
+from infranetes.control.describe import DescribeCalls
+from infranetes.control.service import ControlService
 from infranetes.cri.containers import ContainerCalls
 from infranetes.cri.sandboxes import SandboxCalls
+from infranetes.cri.status import StatusCalls
+from infranetes.daemon.node import Node
+from infranetes.firewalls.agent_ports import AgentPorts
 from infranetes.hostports.hostports import HostPorts
 from infranetes.hostports.mappings import HostPort
 from infranetes.hostports.table import HostPortTable, elements
 from infranetes.identity.authority import Authority
 from infranetes.identity.certificates import Signed
 from infranetes.images import Image, LayerDisk
+from infranetes.kubernetes.pod_needs import PodNeeds
 from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.context import NodeNames, ServiceRules
 from infranetes.machines.interface import IAgent
 from infranetes.machines.pod_machine import PodMachine
 from infranetes.machines.pool import Pool
 from infranetes.machines.pool_config import PoolConfig
-from infranetes.machines.renewal import Renewal
-from infranetes.machines.timekeeping import Timekeeping
 from infranetes.monitoring.gauges import ShownNode
-from infranetes.pods.containers.containers import Containers
+from infranetes.observer import NULL_OBSERVER, Observer
+from infranetes.pods.features.guests import Guests
 from infranetes.pods.features.host_ports import PodHostPorts
 from infranetes.pods.features.overlay import NetworkChoice
 from infranetes.pods.features.services import PodServices
 from infranetes.pods.features.shadows import NoShadows
 from infranetes.pods.features.starts import PodStarts
-from infranetes.pods.node.context import NodeContext
+from infranetes.pods.node.handler_config import DOCKER, MACHINE
+from infranetes.pods.node.handlers import Handler, Handlers
 from infranetes.pods.node.hooks import Features, PodFeature
-from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.node.inventory import Inventory, Sandbox
 from infranetes.pods.node.logs import Logs
+from infranetes.pods.node.pools import Pools
+from infranetes.pods.node.sides import NoGuests, Providers, SharedParts
 from infranetes.pods.node.times import Times
-from infranetes.pods.reconcile import Reconciler
-from infranetes.pods.sandboxes.sandboxes import Sandboxes
+from infranetes.pods.sandboxes.machine_images import BootSources
 from infranetes.pods.store import database
 from infranetes.pods.store.records import Contents, SandboxRecord
 from infranetes.pods.store.store import Store
 from infranetes.pods.vm.listing import Listing
-from infranetes.pods.vm.resize import Resizer
-from infranetes.pods.vm.sandbox_vm import reachable_machines
 from infranetes.providers.interface import Instance, InstanceSpec, InstanceState, IPodProvider
 from infranetes.services.timing import RuleProgress
 from infranetes_common.concurrency import Event, start
 from infranetes_common.errors import NotFound
+from infranetes_common.nanoseconds import nanoseconds
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri, vmserver
 from tests.infranetes.pods.fake_agent import FakeAgent
@@ -404,7 +409,14 @@ class FakeAuthority:
 class FakeNode:
     """A daemon over fakes; `restart` makes the next daemon over the same ones.
 
-    :param scheduler: decides when the fakes do and answer what they are asked for; None: at once."""
+    :param scheduler: decides when the fakes do and answer what they are asked for; None: at once.
+    :ivar observer: of the next daemon, as the others of these."""
+
+    observer: Observer = NULL_OBSERVER
+    services: ServiceRules | None = None
+    agent_ports: AgentPorts | None = None
+    pod_needs: PodNeeds | None = None
+    cluster_troubles: Callable[[], Sequence[str]] | None = None
 
     def __init__(self, pool: PoolConfig | None = None, scheduler: Kind | None = None, **times: Any) -> None:
         self.pool_config = pool or PoolConfig()
@@ -416,8 +428,8 @@ class FakeNode:
         self.store.scheduler = self.scheduler
         self.agents: dict[str, FakeAgent] = {}
         self.endpoints: list[IStreamClientEndpoint | None] = []  # given to `Connect`
-        self.services: ServiceRules | None = None
         self.table = FakeTable()
+        self.dns = cri.DNSConfig()
         self.provider = self.make_provider()
         self.times = Times(watch=WatchTimes(unknown_after=5.0), **times)
         self.begin()
@@ -428,37 +440,56 @@ class FakeNode:
         self.endpoints.append(endpoint)
         return cast(IAgent, self.agents[sandbox_id])
 
+    def now(self) -> int:
+        """Return the time in nanoseconds since 1970 UTC."""
+        return nanoseconds(self.clock)
+
     def begin(self) -> None:
         """Start a daemon with the fakes and the store as they are."""
         self.logs = self.make_logs()
         self.images = self.make_images()
         self.daemon_clock = DaemonClock(self.clock)
-        self.node = NodeContext(
-            cast(IReactor, self.daemon_clock),
-            self.store,
-            cast(IPodProvider, self.provider),
-            self.images,
+        reactor, inventory = cast(IReactor, self.daemon_clock), Inventory(self.store)
+        guests = self.make_guests(inventory)
+        shared = SharedParts(
+            reactor,
+            inventory,
+            Features(),
             cast(Authority, FakeAuthority(self.clock)),
             self._connect,
-            cast(Logs, self.logs),
             NodeNames("c", "n"),
             self.times,
+            Event(),
+            observer=self.observer,
+            services=self.services,
+            agent_ports=self.agent_ports,
+            guests=guests or NoGuests(),
         )
-        self.node.services = self.services
-        self.side = self.node.providers.own
-        self.node.pools.own = Pool(self.side, self.pool_config)
-        reachable = partial(reachable_machines, self.node.inventory, self.node.pools)
-        self.node.renewal = Renewal(self.side, reachable)
-        self.node.timekeeping = Timekeeping(self.node.clock, reachable)
-        self.sandboxes = Sandboxes(self.node)
-        self.containers = Containers(self.node, self.sandboxes)
-        self.reconciler = Reconciler(self.node, self.sandboxes, self.containers)
-        self.node.features = Features(*self.make_features())
+        providers = Providers(shared, cast(IPodProvider, self.provider))
+        self.side = providers.own
+        pools = Pools(Pool(self.side, self.pool_config))
+        own = Handler("", self.side, MACHINE if self.images.machine_images else DOCKER)
+        handlers = Handlers({"": own}, providers, pools)
+        self.node = Node(
+            reactor,
+            shared,
+            providers,
+            handlers,
+            pools,
+            self.images,
+            cast(Logs, self.logs),
+            self.make_sources(inventory, providers, guests),
+            lambda: succeed(self.dns),
+            self.pod_needs,
+        )
+        self.sandboxes, self.containers = self.node.sandboxes, self.node.containers
+        self.reconciler = self.node.reconciler
+        self.join(*self.make_features())
         self.made()
         contents = self.store.contents()
         at_once(self.node.features.load(contents))
-        own = [record for record in contents.pool if not record.handler]
-        self.node.pools.own.load(own, contents.settings)
+        own_pool = [record for record in contents.pool if not record.handler]
+        self.node.pools.own.load(own_pool, contents.settings)
         at_once(self.reconciler.load(contents, _breathe))
         at_once(self.node.features.resume(self.node.inventory))
         self.node.renewal.start()
@@ -485,17 +516,25 @@ class FakeNode:
         self.carried = self.make_carried()
         ports = HostPorts(cast(HostPortTable, self.table), unused=lambda port: None)
         host_ports = PodHostPorts(ports, self.node.inventory)
-        starts = PodStarts(self.node.clock, self.node.providers, self.node.inventory)
-        network = NetworkChoice(self.node.network)
+        starts = PodStarts(self.node.reactor, self.node.providers, self.node.inventory)
+        network = NetworkChoice(self.node.handlers.network)
         return [NoShadows(), self.carried, network, PodServices(), host_ports, starts]
 
     def make_carried(self) -> Carried:
         """Return what carries containers' mounts for the daemon that starts."""
         return Carried()
 
-    def join(self, feature: PodFeature) -> None:
-        """Have a feature join in the pods' lives, after the others."""
-        self.node.features = Features(*self.node.features, feature)
+    def make_guests(self, inventory: Inventory) -> Guests | None:
+        """Return what takes the place of agents in VMs of the daemon that starts; None: nothing does."""
+        return None
+
+    def make_sources(self, inventory: Inventory, providers: Providers, guests: Guests | None) -> BootSources:
+        """Return what the VMs of the daemon that starts are booted from, if their images are the VMs."""
+        return BootSources(guests=guests)
+
+    def join(self, *features: PodFeature) -> None:
+        """Have features join in the pods' lives, after the others."""
+        self.node.features.add(*features)
 
     def made(self) -> None:
         """Hook: called when a daemon has been made and has not yet read its records."""
@@ -507,7 +546,7 @@ class FakeNode:
     @property
     def listing(self) -> Listing:
         """What the CRI's lists are made from."""
-        return Listing(self.node.clock, self.node.inventory, self.node.times.listing)
+        return self.node.listing
 
     @property
     def container_calls(self) -> ContainerCalls:
@@ -518,7 +557,30 @@ class FakeNode:
     def sandbox_calls(self) -> SandboxCalls:
         """The CRI's calls of sandboxes."""
         node = self.node
-        return SandboxCalls(node.clock, self.listing, node.providers, Resizer(node), self.sandboxes, ())
+        return SandboxCalls(node.reactor, self.listing, node.providers, node.resizer, self.sandboxes, ())
+
+    @property
+    def status_calls(self) -> StatusCalls:
+        """The CRI's calls of the runtime's state."""
+        return StatusCalls(
+            self.node.inventory,
+            self.node.providers,
+            self.node.handlers,
+            services=self.services,
+            cluster_troubles=self.cluster_troubles,
+        )
+
+    @property
+    def control(self) -> ControlService:
+        """The calls on the control socket."""
+        node = self.node
+        parts = node.inventory, node.providers, node.handlers, node.pools, node.reconciler
+        return ControlService(*parts, self.cluster_troubles)
+
+    @property
+    def description(self) -> DescribeCalls:
+        """The calls on the control socket that describe pods."""
+        return DescribeCalls(self.node.reactor, self.node.inventory, self.node.providers, self.node.handlers)
 
     @property
     def shown(self) -> ShownNode:
@@ -537,8 +599,8 @@ class FakeNode:
         """Kill the daemon; nothing that it was doing goes on or is answered."""
         self.scheduler.killed()
         self.daemon_clock.dead = True
-        self.node.stopping = True
-        self.node.store = self.node.inventory.store = DeadStore()
+        self.node.stopping.succeed(None)
+        self.node.inventory.store = self.side.store = DeadStore()
         self.reconciler.stop()
         self.node.renewal.stop()
         self.node.timekeeping.stop()
@@ -552,7 +614,7 @@ class FakeNode:
 
     def stop(self) -> None:
         """Stop the daemon as `PodsService.stopService` does: what is under way is left to the next one."""
-        self.node.stopping = True
+        self.node.stopping.succeed(None)
         self.reconciler.stop()
         self.node.renewal.stop()
         self.node.timekeeping.stop()

@@ -273,13 +273,12 @@ class World(FakeNode):
         self.attached = AttachedVolumes(self)
         self.policies = Policies(self)
         enforcer = FirewallEnforcer(node.providers.side_of)
-        firewalls = PodFirewalls(node.clock, self.policies, enforcer, node.providers.started)
+        firewalls = PodFirewalls(node.reactor, self.policies, enforcer, node.providers.started)
         shadows, *others = super().make_features()
         return [shadows, self.attached, firewalls, *others]
 
     def made(self) -> None:
         node = self.node
-        node.services = self.told = Services()
         events = node.inventory.events
         sandbox_changed, container_changed = events.sandbox_changed, events.container_changed
 
@@ -297,6 +296,7 @@ class World(FakeNode):
         events.container_changed = container_told  # type: ignore[method-assign]
 
     def begin(self) -> None:
+        self.services = self.told = Services()
         super().begin()
         for sandbox in self.node.inventory:  # what PodVolumes.load and Volumes.load know from the store
             if sandbox.record.instance_id and sandbox.state is not SandboxState.STOPPED:
@@ -326,7 +326,7 @@ class World(FakeNode):
         }
         leading = set(self.table.ports.values()) - untold
         self.check(instance.address not in leading, f"{words}: host ports lead to it")
-        if self.node.stopping:
+        if self.node.stopping.happened:
             return
         sandbox = self.node.inventory.by_token(instance.token)
         if sandbox is not None:
@@ -348,7 +348,7 @@ class World(FakeNode):
         def answered(result: Any) -> Any:
             self.scheduler.note(f"< {words}: {result.value if isinstance(result, Failure) else result}")
             if isinstance(result, Failure):
-                given_up = result.check(CancelledError) and (asked in self.given_up or node.stopping)
+                given_up = result.check(CancelledError) and (asked in self.given_up or node.stopping.happened)
                 known = result.check(InfranetesError) or given_up
                 self.check(bool(known), f"{words}: {result.getErrorMessage()} {result.type.__name__}")
                 return None

@@ -4,18 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.python.monkey import MonkeyPatcher
 from zope.interface import implementer
 
 from infranetes.machines.pool_config import PoolConfig
+from infranetes.pods.features.guests import Guests
 from infranetes.pods.node.hooks import PodFeature
+from infranetes.pods.node.inventory import Inventory
+from infranetes.pods.node.sides import Providers
+from infranetes.pods.sandboxes.machine_images import BootSources
 from infranetes.providers.volumes import IHasVolumes, ILendsDevices, VolumeDisk
 from infranetes.volumes.pod_volumes import PodVolumes
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition
+from infranetes_common.reactors import IReactor
 from infranetes_common.volume_disks import serial_of
 from infranetes_common.wire import cri
 from tests.infranetes.pods.fake_agent import FakeAgent
@@ -107,8 +113,11 @@ class VolumesNode(FakeNode):
     def make_provider(self) -> FakeProvider:
         return ProviderWithVolumes(self)
 
+    def make_sources(self, inventory: Inventory, providers: Providers, guests: Guests | None) -> BootSources:
+        self.pod_volumes = PodVolumes(cast(IReactor, self.daemon_clock), inventory, providers, self)
+        return super().make_sources(inventory, providers, guests)
+
     def make_features(self) -> list[PodFeature]:
-        self.pod_volumes = PodVolumes(self.node.clock, self.node.inventory, self.node.providers, self)
         return [self.pod_volumes, *super().make_features()]
 
     async def find(self, paths: Sequence[str]) -> list[PublishedVolume | None]:

@@ -4,13 +4,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import attrs
 from twisted.internet.defer import Deferred, fail
 from zope.interface import implementer
 
 from infranetes.machines.agentless.configuration import PodFacts
+from infranetes.pods.features.guests import Guests
 from infranetes.pods.node.hooks import PodFeature
+from infranetes.pods.node.inventory import Inventory
+from infranetes.pods.node.sides import Providers
+from infranetes.pods.sandboxes.machine_images import BootSources
 from infranetes.pods.store.states import SandboxState
 from infranetes.providers.interface import InstanceState
 from infranetes.providers.machine_images import BaseDisk, BootDisk, DiskFormat
@@ -19,6 +24,7 @@ from infranetes.volumes.pod_volumes import PodVolumes
 from infranetes.volumes.published import PublishedVolume
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, Unavailable
+from infranetes_common.reactors import IReactor
 from infranetes_common.volume_disks import serial_of
 from infranetes_common.wire import cri
 from tests.infranetes.pods.fakes import FakeNode, FakeProvider, box, pod
@@ -100,13 +106,12 @@ class RootNode(GuestNode):
     def make_provider(self) -> FakeProvider:
         return ProviderWithRoots(self)
 
-    def make_features(self) -> list[PodFeature]:
-        self.pod_volumes = PodVolumes(self.node.clock, self.node.inventory, self.node.providers, self)
-        return [self.pod_volumes, *super().make_features()]
+    def make_sources(self, inventory: Inventory, providers: Providers, guests: Guests | None) -> BootSources:
+        self.pod_volumes = PodVolumes(cast(IReactor, self.daemon_clock), inventory, providers, self)
+        return attrs.evolve(super().make_sources(inventory, providers, guests), roots=self.pod_volumes)
 
-    def made(self) -> None:
-        super().made()
-        self.containers.machine_images.roots = self.pod_volumes
+    def make_features(self) -> list[PodFeature]:
+        return [self.pod_volumes, *super().make_features()]
 
     def root_of(self, sandbox_id: str) -> str:
         return self.pod_volumes.root_of(sandbox_id)
@@ -295,9 +300,8 @@ class CloudNode(VolumesNode):
     def make_images(self) -> Machines:
         return Machines()
 
-    def made(self) -> None:
-        super().made()
-        self.containers.machine_images.roots = self.pod_volumes
+    def make_sources(self, inventory: Inventory, providers: Providers, guests: Guests | None) -> BootSources:
+        return attrs.evolve(super().make_sources(inventory, providers, guests), roots=self.pod_volumes)
 
 
 class CloudTests(MachineImagesTestCase):

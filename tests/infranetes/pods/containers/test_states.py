@@ -228,7 +228,7 @@ class Story:
     def _listen_to(self, world: SlowFakeNode) -> None:
         """Observe the daemon as a client that lists and listens to events."""
         self.list_calls = world.container_calls
-        events: Any = EventCalls(world.node.inventory, world.node.now).GetContainerEvents(
+        events: Any = EventCalls(world.node.inventory, world.now).GetContainerEvents(
             cri.GetEventsRequest(), NO_CALL
         )
         self.listening = start(self._listen(events))

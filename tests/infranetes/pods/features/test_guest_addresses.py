@@ -33,7 +33,7 @@ class AddressNode(test_guests.GuestNode):
 
     def made(self) -> None:
         super().made()
-        self.join(GuestAddresses(self.node.clock, self.node.handlers.of, self.reporter))
+        self.join(GuestAddresses(self.node.reactor, self.node.handlers.of, self.reporter))
 
 
 class AddressTests(test_guests.GuestCase):

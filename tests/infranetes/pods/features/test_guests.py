@@ -18,7 +18,9 @@ from infranetes.machines.agentless.configuration import PodFacts
 from infranetes.machines.agentless.memory import GuestMemory
 from infranetes.pods.features.guests import Guests
 from infranetes.pods.node.handler_config import MACHINE
-from infranetes.pods.node.inventory import Container
+from infranetes.pods.node.inventory import Container, Inventory
+from infranetes.pods.node.sides import Providers
+from infranetes.pods.sandboxes.machine_images import BootSources
 from infranetes.pods.store.records import ContainerRecord
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm.sandbox_vm import reachable_machines
@@ -147,22 +149,25 @@ class GuestNode(FakeNode):
         """Return the volume that is the root of a sandbox's VM."""
         return ""
 
-    def made(self) -> None:
-        super().made()
-        node = self.node
-        guests = Guests(
+    def make_guests(self, inventory: Inventory) -> Guests:
+        self.guests = Guests(
             cast(IReactor, self.daemon_clock),
-            node.inventory,
-            node.handlers.of,
+            inventory,
+            lambda record: self.node.handlers.of(record),
             self.memory,
             self.makers,
-            self.sandboxes.lost,
-            node.now,
+            lambda sandbox, message: self.sandboxes.lost(sandbox, message),
+            self.now,
             self.root_of,
         )
-        node.guests = guests
-        self.join(guests)
-        self.containers.machine_images.disks = self.disks
+        return self.guests
+
+    def make_sources(self, inventory: Inventory, providers: Providers, guests: Guests | None) -> BootSources:
+        return BootSources(self.disks, guests=guests)
+
+    def made(self) -> None:
+        super().made()
+        self.join(self.guests)
         self.disks.holding = lambda: list(self.images.holding)
 
 

@@ -70,7 +70,7 @@ class PoliciesCase(PodsTestCase):
     def begin_daemon(self) -> None:
         node = self.world.node
         self.enforcer = FirewallEnforcer(node.providers.side_of)
-        self.firewalls = PodFirewalls(node.clock, self.policies, self, lambda _: node.providers.own.ready)
+        self.firewalls = PodFirewalls(node.reactor, self.policies, self, lambda _: node.providers.own.ready)
         self.world.join(self.firewalls)
 
     def enforce(self, sandbox: Sandbox, firewall: PodFirewall) -> Deferred[None]:

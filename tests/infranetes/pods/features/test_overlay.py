@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 
-from infranetes.cri.status import StatusCalls
 from infranetes.overlay.config import OverlayConfig
 from infranetes.overlay.overlay import SAFE_MTU, Overlay
 from infranetes.overlay.tunnels import Peer, Tunnels, WayTo
@@ -135,9 +134,7 @@ class Node(FakeNode):
         self.store.put_setting(POD_CIDR, "10.244.3.0/24")
         return [
             *super().make_features(),
-            PodOverlay(
-                self.overlay, self.node.inventory, self.node.providers, self.node.handlers, self.node.network
-            ),
+            PodOverlay(self.overlay, self.node.inventory, self.node.providers, self.node.handlers),
         ]
 
     def make_overlay(self) -> Overlay:
@@ -180,7 +177,7 @@ class PodNetworkTests(PodsTestCase):
     def test_others_stay_in_the_vpc_unless_the_node_says_otherwise(self) -> None:
         self.assertEqual(self.record(self.run_pod()).address, "10.0.0.1")
         self.assertEqual(self.record(self.run_pod(self.asking("vpc", "a"))).address, "10.0.0.2")
-        self.world.node.network = "overlay"
+        self.world.node.handlers.network = "overlay"
         self.assertEqual(self.record(self.run_pod(pod("b"))).address, FIRST)
         self.assertEqual(self.record(self.run_pod(self.asking("vpc", "c"))).address, "10.0.0.4")
 
@@ -271,7 +268,7 @@ class PodNetworkTests(PodsTestCase):
         working.cancel()
 
     def test_kubelets_subnet_is_the_overlays(self) -> None:
-        calls = StatusCalls(self.world.node, (), "systemd")
+        calls = self.world.status_calls
         request = cri.UpdateRuntimeConfigRequest()
         request.runtime_config.network_config.pod_cidr = "10.246.7.0/24"
         self.do(calls.UpdateRuntimeConfig(request, cast(Call, None)))

@@ -14,7 +14,7 @@ from infranetes.cri.translate import sandbox_status
 from infranetes.pods.features.shadows import Shadows
 from infranetes.pods.node.handler_config import CNI
 from infranetes.pods.node.handlers import Handler
-from infranetes.pods.node.hooks import Features, PodFeature
+from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SandboxState
 from infranetes.providers.interface import Attachment
@@ -96,14 +96,15 @@ class ShadowedNode(FakeNode):
     """A node all of whose pods are in the CNI's network."""
 
     runtime: FakeRuntime
+    has_delegate = True
 
     def make_features(self) -> list[PodFeature]:
         if not hasattr(self, "runtime"):
             self.runtime = FakeRuntime(self.provider.calls)
         sandboxes = self.sandboxes
         self.shadows = Shadows(self.node.inventory, self.runtime, sandboxes.lost, sandboxes.end_abandoned)
-        self.without_delegate = super().make_features()
-        return [self.shadows, *self.without_delegate[1:]]
+        without_delegate = super().make_features()
+        return [self.shadows, *without_delegate[1:]] if self.has_delegate else without_delegate
 
     def made(self) -> None:
         self.node.handlers.by_name[""] = Handler("", self.node.providers.own, network=CNI)
@@ -243,7 +244,8 @@ class LifeTests(ShadowsTestCase):
 
     def test_a_delegate_that_is_configured_no_more_is_asked_for(self) -> None:
         id = self.run_pod()
-        self.world.node.features = Features(*self.world.without_delegate)
+        self.world.has_delegate = False
+        self.world.restart()
         failure = self.failureResultOf(start(self.world.sandboxes.stop(id)), Unavailable)
         self.assertIn("set delegate.socket again", str(failure.value))
         self.failureResultOf(self.start(pod(name="other")), Unavailable)

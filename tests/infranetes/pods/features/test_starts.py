@@ -10,7 +10,6 @@ from typing import Any, NoReturn, cast
 from twisted.internet.defer import Deferred
 from zope.interface import implementer
 
-from infranetes.control.describe import DescribeCalls
 from infranetes.ctl import render
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.monitoring.gauges import node_gauges
@@ -462,7 +461,7 @@ class ShownTests(StartsCase):
     def test_by_describe_and_by_a_metric(self) -> None:
         self.begin("second")
         request = control.DescribePodRequest(pod="second")
-        answer = self.do(DescribeCalls(self.world.node).DescribePod(request, NO_CALL))
+        answer = self.do(self.world.description.DescribePod(request, NO_CALL))
         said = render.as_text("describe", answer, Namespace())
         self.assertIn("under way: its turn to start is waited for: 0 starts before it, 1 under way", said)
         [gauge] = [one for one in node_gauges(self.world.shown) if one.name == "infranetes_starts"]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, TypeVarTuple, cast
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.daemon.node import Node
 from infranetes.machines.keeping import Adoption
 from infranetes.pods.keeping import clones, states
 from infranetes.pods.keeping.clones import Clones
@@ -122,6 +123,13 @@ class CloneAgent(FakeAgent):
             await super().remove(id, within)
 
 
+def keeper_of(node: Node, states: KeptStates) -> PodKeeper:
+    """Return a keeper of a node's pods."""
+    return PodKeeper(
+        node.reactor, node.inventory, node.providers, node.handlers, node.features, states, node.stopping
+    )
+
+
 class KeepingNode(FakeNode):
     """A daemon whose pods are kept. :param directory: of the kept states."""
 
@@ -134,12 +142,14 @@ class KeepingNode(FakeNode):
     def make_features(self) -> list[PodFeature]:
         features = super().make_features()
         self.states = KeptStates(reactor, self.directory)
-        self.keeper = PodKeeper(self.node, self.states)
+        node = self.node
+        clock, inventory, handlers = node.reactor, node.inventory, node.handlers
+        self.keeper = keeper_of(node, self.states)
         self.clones = Clones(reactor, self.directory / "pods")
-        self.starts = KeptStarts(self.node, self.states, self.clones)
+        self.starts = KeptStarts(clock, inventory, handlers, node.features, self.states, self.clones)
         at = features.index(self.carried) + 1
-        self.keep_as = KeepAsFeature(self.node, self.states, self.keeper)
-        self.collection = KeptCollection(self.node, self.states, self.config)
+        self.keep_as = KeepAsFeature(clock, inventory, node.providers, handlers, self.states, self.keeper)
+        self.collection = KeptCollection(clock, self.states, self.config, node.times.launch)
         mine = [self.keeper, self.keep_as, self.collection]
         return [self.starts, *features[:at], *mine, *features[at:]]
 

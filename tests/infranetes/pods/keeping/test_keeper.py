@@ -27,7 +27,7 @@ from infranetes_common.errors import (
 )
 from infranetes_common.wire import cri
 from tests.infranetes.pods.fakes import FakeNode, box, pod
-from tests.infranetes.pods.keeping.kept_case import SECRET, KeptCase
+from tests.infranetes.pods.keeping.kept_case import SECRET, KeptCase, keeper_of
 
 
 class KeepTests(KeptCase):
@@ -182,10 +182,8 @@ class RefusalTests(KeptCase):
         world.provider_ready()
         self.addCleanup(world.kill)
         id = self.successResultOf(start(world.sandboxes.run(pod(), "")))
-        keep = self.world.keeper.keep
-        self.world.keeper._node = world.node
+        keep = keeper_of(world.node, self.world.states).keep
         self.failureResultOf(start(keep(world.node.inventory.sandboxes[id], "warm", 60.0)), Unimplemented)
-        self.world.keeper._node = self.world.node
 
 
 class FailureTests(KeptCase):

@@ -320,16 +320,16 @@ class ContainerTests(StartCase):
         self.assertEqual(self.made_cold(self.its), [])
 
     def test_an_adoption_whose_answer_is_lost_is_undone_and_the_next_is_created(self) -> None:
-        put, count = self.world.node.store.put_container, len(self.its.adopted)
+        put, count = self.world.node.inventory.store.put_container, len(self.its.adopted)
 
         def fail(record: Any) -> Any:
             if len(self.its.adopted) > count + 1:
                 raise Unavailable("the store can't be written")
             return put(record)
 
-        self.patch(self.world.node.store, "put_container", fail)
+        self.patch(self.world.node.inventory.store, "put_container", fail)
         self.failureResultOf(self.create(self.clone), Unavailable)
-        self.patch(self.world.node.store, "put_container", put)
+        self.patch(self.world.node.inventory.store, "put_container", put)
         id = self.created(self.clone)
         self.assertEqual(self.made_cold(self.its), [id])
         self.assertEqual(set(self.its.containers), {id})

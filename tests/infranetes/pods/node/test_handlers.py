@@ -371,7 +371,7 @@ class KindTests(MixedCase):
     def test_executables_have_a_vm_that_is_told_to_run_them(self) -> None:
         side = self.world.node.providers.by_name["east"]
         self.world.node.handlers.by_name["tools"] = Handler("tools", side, SYSTEMD, SYSTEMD)
-        self.world.node.contprovider = "oci"
+        self.world.node.handlers.contprovider = "oci"
         id = self.successResultOf(self.start(handler="tools"))
         self.assertEqual(self.world.agents[id].chosen, ["systemd"])
         self.assertEqual(self.record(id).kind, SYSTEMD)

@@ -14,10 +14,9 @@ from infranetes.machines.ids import new_id
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.renewal import LATEST_SECONDS, SOON_SECONDS
 from infranetes.pods.node.inventory import Sandbox
-from infranetes.pods.sandboxes.launch import IDLE_SECONDS, launch
+from infranetes.pods.sandboxes.launch import IDLE_SECONDS
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SandboxState
-from infranetes.pods.vm.agent_events import disconnect
 from infranetes.pods.vm.sandbox_vm import machine_for
 from infranetes.providers.interface import IGivesIdentityPrivately
 from infranetes_common.concurrency import start
@@ -58,7 +57,7 @@ class StoppingDaemonTests(PodsTestCase):
         booting = self.world.provider.booting = Deferred()
         launching = self.start()
         (sandbox,) = self.world.node.inventory
-        self.world.node.stopping = True
+        self.world.node.stopping.succeed(None)
         booting.errback(Unavailable("the connection to the cloud was closed"))
         self.failureResultOf(launching, Unavailable)
         self.assertEqual(self.record(sandbox.id).state, SandboxState.LAUNCHING)
@@ -95,7 +94,7 @@ class UndoTests(PodsTestCase):
             await hold
             steps.append("done")
 
-        launching = start(launch(self.world.node, self.a_launching_sandbox(), undo))
+        launching = start(self.world.node.launches.launch(self.a_launching_sandbox(), undo))
         for _ in range(2):
             launching.cancel()
             self.assertEqual(steps, ["begun"])
@@ -110,7 +109,7 @@ class UndoTests(PodsTestCase):
         self.world.agents[sandbox.id].silent = True
         booting.callback(None)
         self.assertNoResult(launching)
-        disconnect(self.world.node, sandbox)
+        self.world.node.connections.disconnect(sandbox)
         self.assertIn("ended the connection", str(self.failureResultOf(launching, Unavailable).value))
         self.assertNothingLeft()
 

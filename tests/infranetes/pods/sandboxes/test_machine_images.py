@@ -9,7 +9,6 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from infranetes.cri.translate import sandbox_state
-from infranetes.pods.sandboxes.machine_images import MachineImages
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.providers.interface import InstanceState
@@ -75,7 +74,7 @@ class BootTests(MachineImagesTestCase):
 
     def test_one_that_runs_from_the_image_is_not_booted_again_and_from_another_it_can_not_be(self) -> None:
         id, _ = self.booted()
-        sandbox, machines = self.world.node.inventory.sandbox(id), MachineImages(self.world.node)
+        sandbox, machines = self.world.node.inventory.sandbox(id), self.world.node.machine_images
         for _ in range(2):
             self.do(machines.boot(sandbox, image(machine="machine-1"), box()))
         words = self.fails(

@@ -38,8 +38,11 @@ class Recorder(NullObserver):
 class ObservedNode(FakeNode):
     """A node with an observer."""
 
-    def made(self) -> None:
-        self.observer = self.node.observer = Recorder()
+    observer: Recorder
+
+    def begin(self) -> None:
+        self.observer = Recorder()
+        super().begin()
 
 
 class LaunchTests(PodsTestCase):

@@ -10,7 +10,6 @@ from twisted.internet.defer import Deferred
 
 from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Sandbox
-from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm.vm_size import size_of
 from infranetes.providers.interface import Instance, InstanceState, Size
@@ -491,4 +490,4 @@ class LossTests(PodsTestCase):
         self.failureResultOf(create, FailedPrecondition)
 
     def test_an_unknown_vm_ends(self) -> None:
-        Sandboxes(self.world.node).ended(self.world.side, Instance("x", "t", "s", InstanceState.ENDED))
+        self.world.sandboxes.ended(self.world.side, Instance("x", "t", "s", InstanceState.ENDED))

@@ -13,7 +13,6 @@ from zope.interface import alsoProvides
 
 from infranetes.machines.agent.container_watch import Reach
 from infranetes.machines.sleeping import SleepGate
-from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.sleeping.idleness import SleepyPods
 from infranetes.pods.sleeping.probes import PodProbes
@@ -120,11 +119,11 @@ class SleepingNode(FakeNode):
     def made(self) -> None:
         self.held: set[str] = set()
         self.gate = SleepGate()
-        self.sleeping = PodSleep(self.node, self.gate, self.held.__contains__)
-        self.sleepy = SleepyPods(self.node, self.gate, self.sleeping)
-        features: list[PodFeature] = [self.sleeping, self.sleepy, PodProbes(self.node, self.gate)]
-        for feature in features:
-            self.join(feature)
+        node, is_held = self.node, self.held.__contains__
+        parts = node.reactor, node.inventory, node.providers
+        self.sleeping = PodSleep(*parts, self.gate, is_held, node.stopping)
+        self.sleepy = SleepyPods(*parts, node.handlers, self.gate, self.sleeping)
+        self.join(self.sleeping, self.sleepy, PodProbes(node.reactor, node.handlers, self.gate))
 
 
 class SleepCase(SynchronousTestCase):

@@ -67,7 +67,7 @@ class SleepTests(SleepCase):
         self.fall_asleep()
         self.world.restart()
         self.assert_asleep()
-        gatherer = Gatherer(self.world.node.clock, self.world.listing)
+        gatherer = Gatherer(self.world.node.reactor, self.world.listing)
         for _ in range(2):
             self.world.clock.advance(100)
             figures = self.do(gatherer.now([self.sandbox]))[self.pod_id]

@@ -54,11 +54,11 @@ class ContainerProviderTests(PodsTestCase):
 
     def test_a_pod_that_says_nothing_has_what_its_node_says_or_else_its_image(self) -> None:
         self.assertEqual(self.chosen(self.run_pod(pod("a"))), [""])
-        self.world.node.contprovider = "oci"
+        self.world.node.handlers.contprovider = "oci"
         self.assertEqual(self.chosen(self.run_pod(pod("b"))), ["oci"])
 
     def test_a_pods_own_choice_comes_before_its_nodes(self) -> None:
-        self.world.node.contprovider = "oci"
+        self.world.node.handlers.contprovider = "oci"
         self.assertEqual(self.chosen(self.run_pod(pod("a", annotations=DOCKER))), ["docker"])
         self.assertEqual(
             self.chosen(self.run_pod(pod("b", annotations={"infranetes.io/containers": " docker "}))),
@@ -67,7 +67,7 @@ class ContainerProviderTests(PodsTestCase):
 
     def test_a_handlers_choice_comes_between(self) -> None:
         node = self.world.node
-        node.contprovider = "oci"
+        node.handlers.contprovider = "oci"
         node.handlers.by_name["classic"] = Handler("classic", node.providers.own, contprovider="docker")
         node.handlers.by_name["plain"] = Handler("plain", node.providers.own)
         for name, handler, wanted, chosen in (
@@ -80,7 +80,9 @@ class ContainerProviderTests(PodsTestCase):
             self.assertEqual(self.chosen(sandbox), [chosen], name)
         for handler, offered in (("classic", False), ("plain", True), ("", True)):
             self.assertIs(
-                has_user_namespaces(node.contprovider, node.handlers.named(handler)), offered, handler
+                has_user_namespaces(node.handlers.contprovider, node.handlers.named(handler)),
+                offered,
+                handler,
             )
 
     def test_where_nobody_chooses_the_guest_image_says_whether_there_are_user_namespaces(self) -> None:
@@ -88,19 +90,21 @@ class ContainerProviderTests(PodsTestCase):
         for offered, has in ((["oci", "docker"], True), (["docker", "oci"], False), ([], False)):
             provider = GuestImageProvider(offered)
             self.patch(node.providers.own, "provider", provider)
-            self.assertIs(has_user_namespaces(node.contprovider, handler), has, offered)
-        node.contprovider = "oci"
-        self.assertTrue(has_user_namespaces(node.contprovider, handler))
+            self.assertIs(has_user_namespaces(node.handlers.contprovider, handler), has, offered)
+        node.handlers.contprovider = "oci"
+        self.assertTrue(has_user_namespaces(node.handlers.contprovider, handler))
 
     def test_a_pod_has_a_user_namespace_where_there_can_be_one_and_says_what_to_do_elsewhere(self) -> None:
         node, handler = self.world.node, self.world.node.handlers.named("")
         wanted = pod(linux=of_pod(namespaces()))
-        node.contprovider = "oci"
-        check_user_namespace(node.contprovider, wanted, handler)
-        node.contprovider = "docker"
-        error = self.assertRaises(InvalidArgument, check_user_namespace, node.contprovider, wanted, handler)
+        node.handlers.contprovider = "oci"
+        check_user_namespace(node.handlers.contprovider, wanted, handler)
+        node.handlers.contprovider = "docker"
+        error = self.assertRaises(
+            InvalidArgument, check_user_namespace, node.handlers.contprovider, wanted, handler
+        )
         self.assertIn("leave hostUsers out", str(error))
-        check_user_namespace(node.contprovider, pod(), handler)
+        check_user_namespace(node.handlers.contprovider, pod(), handler)
 
     def test_what_the_vm_does_not_offer_is_told_and_the_vm_destroyed(self) -> None:
         self.change_agents(configure_error=FailedPrecondition("docker can't run containers in this VM"))

@@ -7,7 +7,6 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.pods.vm.node_names import node_dns, parse_resolv_conf
@@ -77,6 +76,5 @@ class LaunchTests(PodsTestCase):
         self.assertEqual(self.told(pod("c"))[0].hostname, "")
 
     def test_the_machine_is_told_of_the_nodes_dns(self) -> None:
-        dns = cri.DNSConfig(servers=["192.0.2.1"])
-        self.world.node.dns = lambda: succeed(dns)
+        dns = self.world.dns = cri.DNSConfig(servers=["192.0.2.1"])
         self.assertEqual(self.told(pod())[1], dns)

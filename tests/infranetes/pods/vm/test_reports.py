@@ -60,7 +60,7 @@ class EndTests(ContainersTestCase):
         self.assertEqual((record.reason, record.message), ("OOMKilled", "2 files were not written"))
 
     def test_its_times_are_the_agents_and_never_in_the_wrong_order(self) -> None:
-        now = self.world.node.now()
+        now = self.world.now()
         for said, expected in (
             ({"started_at": 6, "finished_at": 9}, (6, 9)),
             ({"started_at": 6, "finished_at": 5}, (6, 6)),
@@ -80,9 +80,9 @@ class EndTests(ContainersTestCase):
     def test_a_start_without_a_time_is_now(self) -> None:
         made = self.create(box("b"))
         self.agent.become(made, cri.CONTAINER_RUNNING, started_at=0)
-        self.assertEqual(self.kept(made).started_at, self.world.node.now())
+        self.assertEqual(self.kept(made).started_at, self.world.now())
         self.agent.become(made, cri.CONTAINER_RUNNING, started_at=8)
-        self.assertEqual(self.kept(made).started_at, self.world.node.now(), "it started once")
+        self.assertEqual(self.kept(made).started_at, self.world.now(), "it started once")
 
     def test_one_that_never_ran_was_not_started_and_has_no_output_to_wait_for(self) -> None:
         events: list[EventType] = []
@@ -191,7 +191,7 @@ class EndTests(ContainersTestCase):
             record = self.kept(id)
             self.assertEqual(
                 (record.state, record.exit_code, record.reason, record.finished_at),
-                (ContainerState.EXITED, KILLED, "VMEnded", self.world.node.now()),
+                (ContainerState.EXITED, KILLED, "VMEnded", self.world.now()),
             )
             self.assertEqual(record.message, f"the VM ended by itself: power{missing}")
 

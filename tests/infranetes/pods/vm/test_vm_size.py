@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 
+from infranetes.kubernetes.pod_needs import PodNeeds
 from infranetes.pods.vm.vm_size import SOURCE
 from infranetes.providers.interface import Size
 from infranetes_common.concurrency import start
@@ -15,7 +16,7 @@ from infranetes_common.errors import InvalidArgument, ResourceExhausted
 from infranetes_common.quantities import Needs
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import pod
+from tests.infranetes.pods.fakes import FakeNode, pod
 from tests.infranetes.pods.vm.test_resize import resources
 from txgrpc import Call
 
@@ -39,11 +40,18 @@ class FakeNeeds:
         return self.known
 
 
+class AskingNode(FakeNode):
+    """A node that knows what pods request."""
+
+    def __init__(self, needs: PodNeeds) -> None:
+        self.pod_needs = needs
+        super().__init__()
+
+
 class AskingCase(PodsTestCase):
-    def setUp(self) -> None:
-        super().setUp()
+    def make_world(self) -> FakeNode:
         self.needs = FakeNeeds()
-        self.world.node.pod_needs = self.needs
+        return AskingNode(self.needs)
 
     def config(
         self, cpu: int = 0, memory: int = 0, shares: int = 2, given: Mapping[str, str] | None = None
@@ -111,8 +119,8 @@ class SizeTests(AskingCase):
         self.needs.known = Needs(0, 8 * GIB)
         self.world.provider.booting = Deferred()
         self.start(self.config())
+        self.world.pod_needs = None
         self.world.restart()
-        self.world.node.pod_needs = None
         self.world.provider_ready()
         self.assertEqual([spec.request.size for spec in self.world.provider.specs], [Size(0, 8 * GIB)] * 2)
 
