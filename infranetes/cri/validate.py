@@ -16,7 +16,8 @@ from infranetes_common.user_namespaces import user_namespace
 from infranetes_common.wire import cri
 
 MAX_NAME = 253
-MAX_CONFIG = 1024 * 1024  # bytes of a serialized configuration
+MAX_SANDBOX_CONFIG = 1024 * 1024  # bytes, serialized
+MAX_CONTAINER_CONFIG = 4 * 1024 * 1024  # twice what a kernel takes of arguments and variables
 MAX_COMMAND = 1024 * 1024
 FOREVER = 2**31 - 1  # seconds; Kubernetes bounds neither a pod's grace period nor a probe's time
 
@@ -40,8 +41,7 @@ def sandbox_config(config: cri.PodSandboxConfig) -> None:
         raise InvalidArgument("config.metadata is missing")
     for field in ("name", "namespace", "uid"):
         name(getattr(config.metadata, field), f"config.metadata.{field}")
-    if config.ByteSize() > MAX_CONFIG:
-        raise InvalidArgument(f"config has {config.ByteSize()} bytes, over {MAX_CONFIG}")
+    _size(config, MAX_SANDBOX_CONFIG)
     if config.hostname and not _HOSTNAME.fullmatch(config.hostname):
         raise InvalidArgument("config.hostname is not a host name of up to 64 letters, digits, '-' and '.'")
     if config.log_directory:
@@ -70,8 +70,7 @@ def container_config(config: cri.ContainerConfig) -> None:
     name(config.metadata.name, "config.metadata.name")
     if not config.image.image:
         raise InvalidArgument("config.image.image is empty")
-    if config.ByteSize() > MAX_CONFIG:
-        raise InvalidArgument(f"config has {config.ByteSize()} bytes, over {MAX_CONFIG}")
+    _size(config, MAX_CONTAINER_CONFIG)
     log_path(config.log_path)
     mounts.check(config.mounts)
     for index, env in enumerate(config.envs):
@@ -104,12 +103,13 @@ def log_path(path: str) -> None:
 def _environment(env: cri.KeyValue, field: str) -> None:
     if not env.key or "=" in env.key or "\0" in env.key:
         raise InvalidArgument(f"{field}.key is not a variable's name")
-    try:
-        text = env.value.decode()
-    except UnicodeDecodeError:
-        raise InvalidArgument(f"{field}.value ({env.key[:64]}) is not UTF-8") from None
-    if "\0" in text:
+    if b"\0" in env.value:  # any other bytes may be there, as of a Secret
         raise InvalidArgument(f"{field}.value ({env.key[:64]}) has a zero byte, which ends a variable")
+
+
+def _size(config: cri.PodSandboxConfig | cri.ContainerConfig, most: int) -> None:
+    if config.ByteSize() > most:
+        raise InvalidArgument(f"config has {config.ByteSize()} bytes, over {most}")
 
 
 def _absolute(path: str, field: str) -> None:

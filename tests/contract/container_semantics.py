@@ -266,11 +266,12 @@ class ProcessContract(SemanticsCase):
     async def test_environment_arguments_and_devices(self) -> None:
         envs = [cri.KeyValue(key="A", value=b"1"), cri.KeyValue(key="B", value="ü =\n'$A'".encode())]
         envs.append(cri.KeyValue(key="A", value=b"2"))
+        envs.append(cri.KeyValue(key="BINARY", value=b"\1\xff\xfeb"))
         said = await self.said(
-            'echo "$A|$B|$PATH"; ls -l /dev/nothing; echo x > /dev/nothing', envs=envs,
+            'echo "$A|$B|$BINARY|$PATH"; ls -l /dev/nothing; echo x > /dev/nothing', envs=envs,
             devices=[cri.Device(host_path="/dev/kmsg", container_path="/dev/nothing", permissions="r")],
         )  # fmt: skip
-        self.assertIn("2|ü =\n'$A'|/bin\n", said)
+        self.assertIn("2|ü =\n'$A'|\1\ufffd\ufffdb|/bin\n", said)
         self.assertRegex(said, r"crw.* 1, +11 .*/dev/nothing")
         self.assertIn("can't create /dev/nothing: Operation not permitted", said)
 

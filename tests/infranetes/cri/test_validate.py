@@ -47,6 +47,20 @@ class ValidateTests(unittest.SynchronousTestCase):
         validate.container_config(box(log_path="web/0.log", envs=[cri.KeyValue(key="A", value="ü".encode())]))
         validate.container_config(box())
 
+    def test_a_variable_may_have_any_bytes_but_zero(self) -> None:
+        binary = bytes(range(1, 256))
+        validate.container_config(box(envs=[cri.KeyValue(key="A", value=binary)]))
+        with_zero = box(envs=[cri.KeyValue(key="A", value=b"\0" + binary)])
+        self.refused("config.envs[0].value (A) has a zero byte", validate.container_config, with_zero)
+
+    def test_variables_may_have_as_many_bytes_as_a_kernel_takes(self) -> None:
+        def container(count: int) -> Any:
+            values = [cri.KeyValue(key=f"SERVICE_{each}", value=b"x" * 1000) for each in range(count)]
+            return box(envs=values)
+
+        validate.container_config(container(2000))
+        self.refused("bytes, over 4194304", validate.container_config, container(5000))
+
     @given(st.text())
     def test_no_log_path_leaves_its_directory(self, path: str) -> None:
         import posixpath

@@ -322,6 +322,10 @@ class TranslationTests(SynchronousTestCase):
         self.assertEqual(units.container_of(units.object_path(units.unit_name(id))), id)
         self.assertEqual(units.container_of(units.object_path(f"{units.LOGGER_PREFIX}{id}.0.service")), "")
 
+    def test_what_is_not_utf_8_in_a_variable_is_replaced(self) -> None:
+        config = cri.ContainerConfig(envs=[cri.KeyValue(key="A", value=b"a\xff")])
+        self.assertEqual(units.environment(config)["A"], "a\ufffd")
+
     def test_shares_as_weight(self) -> None:
         self.assertEqual([cpu_weight(shares) for shares in (2, 1024, 262144)], [1, 39, 10000])
 

@@ -145,7 +145,9 @@ def arguments(config: cri.ContainerConfig, image: ImageDefaults) -> list[str]:
 
 
 def environment(config: cri.ContainerConfig, image: ImageDefaults, hostname: str, home: str) -> list[str]:
-    """Return the environment of the first process; of a name that is set twice the later one counts."""
+    """Return the environment of the first process; of a name that is set twice the later one counts.
+
+    What is not UTF-8, as crun's configuration is, is replaced in values, as containerd does."""
     found = {"PATH": PATH, "HOSTNAME": hostname}
     if config.tty:
         found["TERM"] = "xterm"

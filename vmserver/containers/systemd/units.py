@@ -62,16 +62,15 @@ def argv(config: cri.ContainerConfig, executable: Path) -> list[str]:
 
 
 def environment(config: cri.ContainerConfig) -> dict[str, str]:
-    """Return the environment variables. :raise InvalidArgument: systemd does not support a value."""
+    """Return the environment variables. What is not UTF-8, as D-Bus is, is replaced in values.
+
+    :raise InvalidArgument: systemd does not support a value."""
     found = {"PATH": PATH}
     who = identity(config.linux.security_context)
     if who is not None:
         found["HOME"] = who.home
     for env in config.envs:
-        try:
-            found[env.key] = env.value.decode()
-        except UnicodeDecodeError:
-            raise InvalidArgument(f"config.envs: the value of {env.key[:80]!r} is not UTF-8") from None
+        found[env.key] = env.value.decode(errors="replace")
         if any(ord(char) < 32 and char not in "\t\n" for char in found[env.key]):
             raise InvalidArgument(f"config.envs: {env.key[:80]!r} has a control character in its value")
     return found
