@@ -142,7 +142,7 @@ class SleepGate:
 
     async def connect(self, id: str, endpoint: IStreamClientEndpoint, factory: IProtocolFactory) -> IProtocol:
         """Connect once the VM is awake. :raise InfranetesError: it could not be woken."""
-        while (closed := self._closed.get(id)) is not None:
+        if (closed := self._closed.get(id)) is not None:
             await closed.wait()
         protocol: IProtocol = await endpoint.connect(factory)
         connection = cast(ClientConnection, protocol)

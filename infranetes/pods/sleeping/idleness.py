@@ -11,6 +11,7 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from infranetes.machines.sleeping import SleepGate
 from infranetes.pods.node.handlers import Handler, Handlers
@@ -97,7 +98,9 @@ class SleepyPods(PodFeature):
         due = [(sandbox, after) for sandbox in self._inventory if (after := self._asks(sandbox))]
         for gone in self._quiet.keys() - {sandbox.id for sandbox, _ in due}:
             self._forget(gone)
-        await settled(self._look_at(sandbox, after) for sandbox, after in due)
+        for outcome in await settled(self._look_at(sandbox, after) for sandbox, after in due):
+            if isinstance(outcome, Failure):
+                _log.failure("looking whether a pod is idle failed", outcome)
 
     def _asks(self, sandbox: Sandbox) -> float:
         """Return after how long a pod that runs is to sleep; 0: never."""

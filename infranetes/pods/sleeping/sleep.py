@@ -91,9 +91,9 @@ class PodSleep(PodFeature):
             await settled([waking.join()])
         if falling is None:
             await self._until_live(sandbox)
-            self.check_now(sandbox)
-            falling = _under_way(self._falling, sandbox.id)
+            falling = _under_way(self._falling, sandbox.id)  # of a call that has waited likewise
         if falling is None:
+            self.check_now(sandbox)
             falling = self._falling[sandbox.id] = Flight(self._fall_asleep(provider, sandbox))
         return await falling.join()
 
@@ -177,8 +177,6 @@ class PodSleep(PodFeature):
                     await self._be_awake(sandbox)
                 raise
             step.say(f"{slept.size >> 20} MiB on the disk")
-        if self._gate.in_use(sandbox.id):  # somebody has come meanwhile
-            self._needed_by_call(sandbox.id)
         return slept
 
     def _close(self, sandbox: Sandbox, figures: vmserver.StatsResponse) -> None:
@@ -225,7 +223,7 @@ class PodSleep(PodFeature):
     def called(self, instance_id: str) -> None:
         """Wake the pod of a VM that is sent a packet."""
         for sandbox in self._inventory:
-            if sandbox.machine.facts.instance_id == instance_id and sandbox.asleep is not None:
+            if sandbox.machine.facts.instance_id == instance_id:
                 self._wake_later(sandbox.id, "a packet has come")
 
     # ---- in the pods' lives
@@ -235,9 +233,6 @@ class PodSleep(PodFeature):
             await self.wake(sandbox, "it is to be changed")
 
     async def before_create(self, container: Container) -> None:
-        await self.needed(container.sandbox)
-
-    async def before_start(self, container: Container) -> None:
         await self.needed(container.sandbox)
 
     def connected(self, sandbox: Sandbox) -> None:
@@ -279,7 +274,6 @@ class PodSleep(PodFeature):
     async def _find_out(self, sandbox: Sandbox) -> None:
         """Find out whether a pod with a mark sleeps, once its provider has started."""
         await self._providers.side_of(sandbox.record).ready.wait()
-        self._marks.pop(sandbox.id, None)
         instance = await sandbox.machine.look(STATS_SECONDS)
         if sandbox.asleep is not None and (instance is None or not instance.asleep):
             flights = (_under_way(self._falling, sandbox.id), _under_way(self._waking, sandbox.id))

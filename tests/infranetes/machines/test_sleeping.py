@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import tempfile
 from typing import Any
+from unittest import mock
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.endpoints import UNIXClientEndpoint, UNIXServerEndpoint
 from twisted.trial.unittest import TestCase
 
@@ -67,6 +68,7 @@ class GateTests(FailureAssertions, TestCase):
         await self.agents[1].info()  # the other VM's pass
         self.assertNoResult(waiting)
         self.assertEqual(self.needed, [])
+        self.gate.close("s1")  # again
         self.gate.open("s1")
         self.assertEqual((await waiting).sandbox_id, "s1")
 
@@ -88,7 +90,10 @@ class GateTests(FailureAssertions, TestCase):
         self.gate.refuse("s1", Unavailable("no memory for now"))
         self.assertIn("no memory for now", await self.fails(Unavailable, waiting))
         self.assertTrue(self.gate.is_closed("s1"))
+        later = start(self.gate.connect("s1", mock.Mock(connect=lambda _: succeed(None)), mock.Mock()))
+        self.assertNoResult(later)
         self.gate.open("s1")
+        await later
         self.gate.refuse("s1", Unavailable("nobody waits"))
 
     async def test_a_call_on_its_way_is_lost_when_it_falls_asleep(self) -> None:
@@ -103,6 +108,36 @@ class GateTests(FailureAssertions, TestCase):
         await self.agent.close()
         await self.fails(Unavailable, waiting)
         self.gate.forget("s1")
+
+    async def test_who_has_connected_while_it_fell_asleep_is_cut_off(self) -> None:
+        connected: Deferred[Any] = Deferred()
+        endpoint, connection = mock.Mock(connect=lambda _: connected), mock.Mock()
+        connecting = start(self.gate.connect("s1", endpoint, mock.Mock()))
+        self.gate.close("s1")
+        connected.callback(connection)
+        await connecting
+        self.assertEqual(connection.abort.call_count, 1)
+
+    def test_another_observer_sees_those_calls_too(self) -> None:
+        inner = mock.Mock(metadata=[("traceparent", "1")])
+        method = mock.Mock()
+        method.name = "ExecSync"
+        observed = self.gate.observer("s1", lambda _: inner)(method)
+        assert observed is not None
+        self.assertEqual(list(observed.metadata), [("traceparent", "1")])
+        observed.ended(None, ())
+        inner.ended.assert_called_once_with(None, ())
+
+    async def test_nothing_of_one_that_is_gone_is_remembered(self) -> None:
+        await self.agent.info()
+        with self.gate.probe("s1"):
+            await self.fails(NotFound, self.agent.start("c1"))
+        self.gate.close("s1")
+        self.gate.open("s1")
+        await self.agent.info()
+        self.gate.forget("s1")
+        left = [name for name, value in vars(self.gate).items() if isinstance(value, dict) and "s1" in value]
+        self.assertEqual(left, [])
 
     def test_all_calls_that_need_it_are_the_agents(self) -> None:
         self.assertLessEqual(sleeping.NEEDS, set(vmserver_rpcs.AgentStub.__annotations__))

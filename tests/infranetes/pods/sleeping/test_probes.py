@@ -151,7 +151,7 @@ class ProbesTests(SleepCase):
         self.probe()
         self.gated.running = Deferred()
         probing = self.probing()
-        self.passes(3 * AFTER)
+        self.passes(3.5 * AFTER)
         self.assert_awake()
         self.assertNoResult(probing)
         running, self.gated.running = self.gated.running, None

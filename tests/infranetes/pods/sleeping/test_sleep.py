@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any, cast
+from unittest import mock
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred, fail, succeed
+from zope.interface import alsoProvides
 
 from infranetes.machines import sleeping
 from infranetes.pods.sleeping.sleep import LIVE_SECONDS
 from infranetes.pods.store.states import ContainerState, SandboxState
+from infranetes.providers.interface import Instance, IPinsVms
 from infranetes.stats.gather import Gatherer
 from infranetes_common.concurrency import start
 from infranetes_common.errors import (
@@ -89,7 +93,39 @@ class SleepTests(SleepCase):
             for each in list(self.sandbox.containers.values()):
                 if each.state is ContainerState.CREATED:
                     self.do(self.world.containers.start(each.id))
+
+    def test_packets_to_another_vm_do_not_wake_it(self) -> None:
+        self.fall_asleep()
         self.world.sleeping.called("another VM")
+        self.assert_asleep()
+        self.assertEqual(self.sleeps.asked, [("sleep", self.vm)])
+
+    def test_once_awake_it_has_the_time_and_the_processors_that_it_had(self) -> None:
+        pins: list[tuple[str, str]] = []
+
+        def pin(id: str, cpus: str, mems: str) -> Deferred[None]:
+            pins.append((cpus, mems))
+            return succeed(None)
+
+        provider = cast(Any, self.world.provider)
+        provider.pin = pin
+        alsoProvides(provider, IPinsVms)
+        resources = cri.LinuxContainerResources(cpuset_cpus="2-3")
+        config = box("pinned", linux=cri.LinuxContainerConfig(resources=resources))
+        self.do(self.world.containers.start(self.do(self.world.containers.create(self.pod_id, config))))
+        self.fall_asleep()
+        pins.clear()
+        self.agent.clocks = lambda: (1, 5)  # far behind
+        self.do(self.world.sleeping.wake(self.sandbox, "a test"))
+        self.assertEqual(pins, [("2-3", "")])
+        self.assertEqual([steady for steady, _, _ in self.agent.corrections], [5])
+
+    def test_an_agent_whose_clock_can_not_be_read_yet_is_no_error(self) -> None:
+        self.fall_asleep()
+        self.agent.away = True
+        self.do(self.world.sleeping.wake(self.sandbox, "a test"))
+        gc.collect()
+        self.assertEqual(self.flushLoggedErrors(), [])
 
     def test_what_is_to_be_done_with_a_pod_waits_for_it(self) -> None:
         self.assertIn("ExecSync", sleeping.NEEDS)
@@ -121,6 +157,26 @@ class SleepTests(SleepCase):
         self.assert_awake()
         self.assertEqual(self.sleeps.asked, [])
 
+    def test_two_who_ask_at_once_have_one_sleep(self) -> None:
+        self.sleeps.falling = Deferred()
+        both = [start(self.world.sleeping.sleep(self.sandbox)) for _ in range(2)]
+        self.world.clock.advance(0)
+        self.sleeps.falling.callback(None)
+        self.assertEqual([self.successResultOf(each).size for each in both], [200 * MIB] * 2)
+        self.assertEqual(self.sleeps.asked, [("sleep", self.vm)])
+
+    def test_who_asks_while_it_is_being_woken_waits_for_that_however_long_it_takes(self) -> None:
+        self.fall_asleep()
+        self.sleeps.waking = Deferred()
+        start(self.world.sleeping.wake(self.sandbox, "a test"))
+        falling = self.falling()
+        self.world.clock.advance(LIVE_SECONDS + 1)
+        self.assertNoResult(falling)
+        self.sleeps.waking.callback(None)
+        self.world.clock.advance(0)
+        self.successResultOf(falling)
+        self.assert_asleep()
+
     def test_one_that_is_being_woken_sleeps_once_it_is_awake(self) -> None:
         self.fall_asleep()
         self.sleeps.waking, self.agent.silent = Deferred(), True
@@ -149,6 +205,16 @@ class SleepTests(SleepCase):
         self.assert_awake()
         self.assertEqual(len(self.sleeps.asked), 2, "without a record nothing is asked for")
 
+    def test_an_error_of_the_provider_leaves_it_awake(self) -> None:
+        self.sleeps.sleep_error = RuntimeError("ours")
+        self.failureResultOf(self.falling(), RuntimeError)
+        self.assert_awake()
+
+    def test_it_sleeps_without_figures_if_there_are_none(self) -> None:
+        self.agent.figures_wait = fail(Unavailable("no figures for now"))
+        self.fall_asleep()
+        self.assert_asleep()
+
     def test_when_it_can_not_sleep_that_is_said(self) -> None:
         other = self.do(self.world.containers.create(self.pod_id, box("other")))
         self.assert_refused("container other is created")
@@ -158,6 +224,19 @@ class SleepTests(SleepCase):
         self.world.held.clear()
         self.patch(self.world.gate, "in_use", lambda id: True)
         self.assert_refused("a command")
+
+    def test_one_of_which_a_container_is_being_removed_does_not_sleep(self) -> None:
+        self.world.logs.slow = Deferred()
+        removing = start(self.world.containers.remove(self.container))
+        self.assertNoResult(removing)
+        self.assert_refused("container main is")
+        self.world.logs.slow.callback(None)
+        self.successResultOf(removing)
+
+    def test_one_that_is_lost_says_that(self) -> None:
+        self.world.provider.end(self.vm, "it was killed")
+        error = self.failureResultOf(self.falling(), FailedPrecondition).value
+        self.assertIn("is not ready: it is lost", str(error))
 
     def assert_refused(self, words: str) -> None:
         error = self.failureResultOf(self.falling(), FailedPrecondition).value
@@ -201,6 +280,62 @@ class SleepTests(SleepCase):
         self.world.provider_ready()
         self.assert_awake()
 
+    def test_the_next_daemon_forgets_those_that_are_gone_or_lost(self) -> None:
+        self.world.store.put_setting("asleep/" + "e" * 32, "AA==")
+        self.world.restart()
+        self.assertEqual(self.marks(), [])
+        self.fall_asleep()
+        self.sleeps.end(self.vm)
+        self.assertEqual(len(self.marks()), 1)
+        self.world.restart()
+        self.assertEqual(self.marks(), [])
+
+    def test_a_daemon_that_stops_leaves_what_is_under_way_to_the_next_one(self) -> None:
+        cancelled: list[object] = []
+        self.sleeps.falling = Deferred(cancelled.append)
+        falling = self.falling()
+        falling.addErrback(lambda _: None)
+        self.world.stop()
+        self.assertEqual((len(cancelled), len(self.marks())), (1, 1))
+        self.world.begin()
+        self.world.provider_ready()
+        self.assert_awake()
+
+        self.sleeps.falling = None
+        self.fall_asleep()
+        self.sleeps.waking = Deferred(cancelled.append)
+        start(self.world.sleeping.wake(self.sandbox, "a test")).addErrback(lambda _: None)
+        self.world.stop()
+        self.assertEqual((len(cancelled), len(self.marks())), (2, 1))
+        self.world.sleeping.called(self.vm)
+        self.assertEqual(len(self.sleeps.asked), 3, "a daemon that stops wakes none")
+
+    def test_what_the_provider_said_before_is_not_taken_for_a_sleep_that_came_later(self) -> None:
+        self.fall_asleep()
+        self.world.kill()
+        self.world.begin()
+        looked: Deferred[Instance] = Deferred()
+        with mock.patch.object(self.world.provider, "get", lambda _: looked):
+            self.world.provider_ready()
+        self.do(self.world.sleeping.wake(self.sandbox, "a test"))
+        awake = self.world.provider.instances[self.vm]
+        self.sleeps.falling = Deferred()
+        falling = self.falling()
+        looked.callback(awake)
+        self.assertTrue(self.world.gate.is_closed(self.pod_id))
+        self.sleeps.falling.callback(None)
+        self.successResultOf(falling)
+        self.assert_asleep()
+
+    def test_calls_that_wait_for_one_that_can_not_be_woken_are_told_why(self) -> None:
+        self.fall_asleep()
+        self.sleeps.wake_error = Unavailable("no memory for now")
+        endpoint = mock.Mock()
+        waiting = start(self.world.gate.connect(self.pod_id, endpoint, mock.Mock()))
+        self.world.gate.on_need(self.pod_id)
+        self.assertIn("no memory for now", str(self.failureResultOf(waiting, Unavailable).value))
+        self.assert_asleep()
+
     def test_one_that_can_not_be_woken_for_now_sleeps_on(self) -> None:
         self.fall_asleep()
         self.sleeps.wake_error = Unavailable("no memory for now")
@@ -218,6 +353,7 @@ class SleepTests(SleepCase):
         self.assertIs(self.sandbox.state, SandboxState.LOST)
         self.assertIn("it could not be woken: damaged", self.sandbox.record.message)
         self.assertFalse(self.world.gate.is_closed(self.pod_id))
+        self.assertIsNone(self.sandbox.asleep)
         self.do(self.world.sandboxes.stop(self.pod_id))
         self.assertEqual(self.marks(), [])
 
@@ -233,6 +369,6 @@ class SleepTests(SleepCase):
     def test_it_is_stopped_while_it_falls_asleep_or_wakes(self) -> None:
         self.sleeps.falling = Deferred()
         falling = self.falling()
-        falling.addErrback(lambda _: None)
         self.do(self.world.sandboxes.stop(self.pod_id))
+        self.failureResultOf(falling, CancelledError)
         self.assertEqual((self.marks(), self.world.provider.instances), ([], {}))
