@@ -28,6 +28,7 @@ from infranetes.firewalls.agent_ports import FAMILY
 from infranetes.firewalls.agent_ports import table_name as agents_table
 from infranetes.hostports.hostports import table_name
 from infranetes.hostports.table import Routes, is_open, localnet_of, script, write_route_localnet
+from infranetes.pods.sleeping.probe_table import table_name as probes_table
 from infranetes.pods.store.states import SandboxState
 from infranetes.pods.store.store import FILE
 from infranetes.providers.cloud.interface import TOKEN
@@ -139,13 +140,16 @@ def remove_network(state_dir: Path) -> None:
 
     links = attempt(_unused_links) or []
     kinds = ("", "_firewalls", "_shares", "_fragments")
-    tables = {f"infranetes_{link}{kind}" for link in links for kind in kinds}
+    tables = {f"infranetes_{link}{kind}" for link in links for kind in kinds} | {probes_table(state_dir)}
     for link in links:  # before the tables, which protect them
         attempt(partial(_said, "ip", "link", "delete", "dev", link))
     for family, name in attempt(_tables) or []:
         if (family, name) == ("ip", table_name(state_dir)):
             attempt(partial(_end_host_ports, name))
-        elif name in tables or (family, name) == (FAMILY, agents_table(state_dir)):
+        elif name in tables or (family, name) == (
+            FAMILY,
+            agents_table(state_dir),
+        ):
             attempt(partial(_said, "nft", "delete", "table", family, name))
     if troubles:
         raise Unavailable("; ".join(troubles))

@@ -97,8 +97,11 @@ from infranetes.pods.node.logs import Logs
 from infranetes.pods.node.sides import NoGuests, Providers, SharedParts
 from infranetes.pods.node.times import Times
 from infranetes.pods.sandboxes.machine_images import BootSources
+from infranetes.pods.sleeping.command_probes import CommandProbes
+from infranetes.pods.sleeping.connection_probes import ConnectionProbes
 from infranetes.pods.sleeping.idleness import SleepyPods
-from infranetes.pods.sleeping.probes import PodProbes
+from infranetes.pods.sleeping.probe_table import ProbeTable
+from infranetes.pods.sleeping.probe_table import table_name as probes_table
 from infranetes.pods.sleeping.sleep import PodSleep
 from infranetes.pods.store.store import Store
 from infranetes.pods.streams import Streams
@@ -313,7 +316,12 @@ class Daemon(OrderedServices):
         self._keeper = PodKeeper(
             reactor, inventory, providers, handlers, node.features, states, node.stopping
         )
-        self._sleep = PodSleep(reactor, inventory, providers, self._gate, self._keeper.is_held, node.stopping)
+        command_probes = CommandProbes(reactor, handlers, self._gate)
+        probe_table = ProbeTable(reactor, probes_table(config.state_dir))
+        probes = ConnectionProbes(reactor, probe_table, command_probes.seconds, self._gate.awake)
+        self._sleep = PodSleep(
+            reactor, inventory, providers, self._gate, self._keeper.is_held, probes, node.stopping
+        )
         clones = Clones(reactor, config.state_dir / "kept" / "pods")
         host_ports = HostPorts(HostPortTable(reactor, table_name(config.state_dir)))
         return (
@@ -330,8 +338,9 @@ class Daemon(OrderedServices):
             KeepAsFeature(reactor, inventory, providers, handlers, states, self._keeper),
             KeptCollection(reactor, states, config.kept, node.times.launch),
             self._sleep,
-            SleepyPods(reactor, inventory, providers, handlers, self._gate, self._sleep),
-            PodProbes(reactor, handlers, self._gate),
+            SleepyPods(reactor, inventory, providers, handlers, self._gate, self._sleep, probes.sent),
+            command_probes,
+            probes,
             NetworkChoice(handlers.network),
             PodOverlay(self._overlay, inventory, providers, handlers) if self._overlay is not None else None,
             self._firewalls,

@@ -101,6 +101,10 @@ class SleepGate:
         """Return how many calls have begun that needed the VM, without probes."""
         return self._used[id] - self._probed[id]
 
+    def probes(self, id: str) -> tuple[int, int]:
+        """Return how many probes have begun, and how many of them have not ended."""
+        return self._probed[id], self._probing[id]
+
     @contextmanager
     def probe(self, id: str) -> Iterator[None]:
         """Count the one call within as a probe: it keeps no VM awake, though it wakes one that sleeps."""
@@ -112,6 +116,14 @@ class SleepGate:
             self._probing[id] -= 1
             if not self._probing[id]:
                 del self._probing[id]
+
+    async def awake(self, id: str) -> None:
+        """Wake the VM if it sleeps, and wait until it is awake.
+
+        :raise InfranetesError: it could not be woken."""
+        while (closed := self._closed.get(id)) is not None:
+            self.on_need(id)
+            await closed.wait()
 
     # ---- for clients of agents
 

@@ -106,9 +106,47 @@ class SleepingPodTests(VolumeCase, CtlCase):
             self.assertEqual((await self.execute(container, "echo", "on")).stdout, b"on\n")
             self.assertEqual(self.qemus(), 1)
 
+    async def test_its_probes_are_answered_while_it_sleeps(self) -> None:
+        await self.start()
+        asks = {"infranetes.io/sleep-after": "10", "infranetes.io/sleep-probes": "600"}
+        sandbox = await self.run_pod("web", annotations=asks)
+        script = "mkdir /www; echo well >/www/healthy; httpd -p 80 -h /www; echo begun; exec sleep 100000"
+        container = await self.run_container(sandbox, self.box(script=script))
+        address = await self.address(sandbox)
+        serving = ["sh", "-c", "until wget -q -O /dev/null http://127.0.0.1/healthy; do sleep 0.2; done"]
+        self.assertEqual((await self.execute(container, *serving)).exit_code, 0)
+        began, asleep_since, slept = time.monotonic(), 0.0, 0
+        while not asleep_since or time.monotonic() - asleep_since < 15.0:
+            self.assertLess(time.monotonic() - began, 400.0, "its probes keep it awake")
+            self.assertIn(b" 200 ", await deferToThread(_probed, address))
+            await deferToThread(lambda: socket.create_connection((address, 80), 60.0).close())
+            self.assertEqual((await self.execute(container, "cat", "/www/healthy")).stdout, b"well\n")
+            await self.sleep(3.0)
+            if self.qemus():
+                asleep_since = 0.0
+            elif not asleep_since:
+                asleep_since, slept = time.monotonic(), slept + 1
+        self.say(
+            f"asleep, and probed for 15 s, after {time.monotonic() - began - 15.0:.1f} s and {slept} times"
+        )
+        await self.assert_shown_running(sandbox, container)
+        self.assertIn(b"well", await deferToThread(_probed, address, "curl/8"))  # no probe: the pod itself
+        self.assertEqual(self.qemus(), 1)
+        await self.stop_pod(sandbox)
+        await self.remove_pod(sandbox)
+
     def say(self, words: Any) -> None:
         """Print figures, with the machine's load."""
         print(f"{str(words).strip()} (load {Path('/proc/loadavg').read_text().split()[0]})", flush=True)
+
+
+def _probed(address: str, agent: str = "kube-probe/1.36") -> bytes:
+    """Return a pod's answer to a probe by HTTP."""
+    request = f"GET /healthy HTTP/1.1\r\nHost: {address}\r\nUser-Agent: {agent}\r\nConnection: close\r\n\r\n"
+    with socket.create_connection((address, 80), 60.0) as connection:
+        connection.settimeout(60.0)
+        connection.sendall(request.encode())
+        return connection.makefile("rb").read()
 
 
 def _served(address: str) -> bytes:

@@ -22,6 +22,7 @@ from infranetes.hostports.hostports import table_name
 from infranetes.hostports.mappings import HostPort
 from infranetes.hostports.table import Routes, script
 from infranetes.machines.pool_record import PoolRecord, PoolState
+from infranetes.pods.sleeping.probe_table import table_name as probes_table
 from infranetes.pods.store import database
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SandboxState
@@ -142,7 +143,13 @@ class NetworkTests(RemovalCase):
             "ip infranetes_infranetes0_fragments",
         )
         overlay = tuple(f"ip infranetes_infvx0{kind}" for kind in ("", "_firewalls", "_shares", "_fragments"))
-        ports = (f"ip {hostports}", f"inet {agents_table(self.state_dir)}")
+        probes = probes_table(self.state_dir)
+        ports = (
+            f"ip {hostports}",
+            f"inet {agents_table(self.state_dir)}",
+            f"ip {probes}",
+            f"bridge {probes}",
+        )
         others = ("ip infranetes_other0", "ip infranetes_hostports_00000000", "inet filter")
         for table in (*ours, *overlay, *ports, *others):
             space.said("nft", "add", "table", *table.split())

@@ -7,6 +7,8 @@ command in it or was attached, and its VM used no more of a processor than an id
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -28,6 +30,7 @@ from infranetes_common.wire import cri
 
 LOOK_SECONDS = 2.0  # between two looks
 IDLE_CPU = 0.1  # of a processor: what an emulated system takes that has nothing to do, and half as much again
+PROBE_CPU = 1.0  # seconds of a processor for each probe by a command: emulated it takes half of that
 RETRY_SECONDS = 60.0  # after a pod could not fall asleep
 
 _log = Logger()
@@ -35,17 +38,20 @@ _log = Logger()
 
 @attrs.define
 class _Quiet:
-    """How long a pod has been idle. :ivar since: by the clock. :ivar uses: see `SleepGate.uses`."""
+    """How long a pod has been idle. :ivar since: by the clock. :ivar uses: as `SleepGate` has them."""
 
     at: float
     activity: Activity
     uses: int
+    probes: tuple[int, int]
     since: float
     last_error: str = ""  # that was logged
 
 
 class SleepyPods(PodFeature):
-    """Puts idle pods to sleep that have the annotation `infranetes.io/sleep-after`."""
+    """Puts idle pods to sleep that have the annotation `infranetes.io/sleep-after`.
+
+    :param sent: returns how many of a pod's packets keep it awake; None: all that its VM has sent."""
 
     name = "pods that fall asleep"
 
@@ -57,6 +63,7 @@ class SleepyPods(PodFeature):
         handlers: Handlers,
         gate: SleepGate,
         sleeping: PodSleep,
+        sent: Callable[[Sandbox], Awaitable[int | None]],
     ) -> None:
         self._clock = clock
         self._inventory = inventory
@@ -64,6 +71,7 @@ class SleepyPods(PodFeature):
         self._handlers = handlers
         self._gate = gate
         self._sleeping = sleeping
+        self._sent = sent
         self._quiet: dict[str, _Quiet] = {}  # by sandbox
         self._given_up: set[str] = set()
         self._looks: Deferred[None] | None = None
@@ -119,6 +127,8 @@ class SleepyPods(PodFeature):
             return
         try:
             activity: Activity = await provider.activity(sandbox.machine.facts.instance_id)
+            if (sent := await self._sent(sandbox)) is not None:
+                activity = attrs.evolve(activity, packets=sent)
         except InfranetesError:
             self._forget(sandbox.id)
             return
@@ -128,22 +138,24 @@ class SleepyPods(PodFeature):
             self._quiet.get(sandbox.id),
         )
         if before is None or not self._idle(sandbox, before, activity, uses, now):
-            self._quiet[sandbox.id] = _Quiet(now, activity, uses, now)
+            self._quiet[sandbox.id] = _Quiet(now, activity, uses, self._gate.probes(sandbox.id), now)
             return
-        before.at, before.activity = now, activity
+        before.at, before.activity, before.probes = now, activity, self._gate.probes(sandbox.id)
         if now - before.since >= after and not self._gate.in_use(sandbox.id):
             await self._fall_asleep(sandbox, before)
 
     def _idle(self, sandbox: Sandbox, before: _Quiet, activity: Activity, uses: int, now: float) -> bool:
         """Return whether a pod has done nothing since the last look."""
         cpu = (activity.cpu_nanos - before.activity.cpu_nanos) / 1e9
+        (begun, _), (begun_before, under_way) = self._gate.probes(sandbox.id), before.probes
+        most = IDLE_CPU * max(now - before.at, 0.001) + PROBE_CPU * (begun - begun_before + under_way)
         runs = [each.state is ContainerState.RUNNING for each in sandbox.containers.values()]
         return (
             any(runs)
             and not self._gate.in_demand(sandbox.id)
             and uses == before.uses
             and activity.packets == before.activity.packets
-            and 0 <= cpu <= IDLE_CPU * max(now - before.at, 0.001)
+            and 0 <= cpu <= most
         )
 
     async def _fall_asleep(self, sandbox: Sandbox, quiet: _Quiet) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from google.protobuf.message import DecodeError
 from twisted.internet.defer import CancelledError
@@ -47,10 +47,24 @@ T = TypeVar("T")
 _log = Logger()
 
 
+class AnswersInPlace(Protocol):
+    """What answers in the place of pods that sleep. No call fails."""
+
+    async def falls_asleep(self, sandbox: Sandbox) -> None:
+        """Prepare for it: the pod is still awake, and may stay so. `sleeps` or `awakes` follows."""
+
+    async def sleeps(self, sandbox: Sandbox) -> None:
+        """Answer in the pod's place: it is about to sleep, or `awakes` follows."""
+
+    async def awakes(self, sandbox: Sandbox) -> None:
+        """Leave everything to the pod. Idempotent."""
+
+
 class PodSleep(PodFeature):
     """Lets pods sleep, and wakes them. :param gate: of all agents' clients.
 
     :param is_held: whether a sandbox is being kept, or held still for that.
+    :param in_place: answers probes in the place of pods that sleep.
     :param stopping: happens when the daemon stops."""
 
     name = "pods that sleep"
@@ -62,6 +76,7 @@ class PodSleep(PodFeature):
         providers: Providers,
         gate: SleepGate,
         is_held: Callable[[str], bool],
+        in_place: AnswersInPlace,
         stopping: Event[None],
     ) -> None:
         self._clock = clock
@@ -70,6 +85,7 @@ class PodSleep(PodFeature):
         self._stopping = stopping
         self._gate = gate
         self._is_held = is_held
+        self._in_place = in_place
         self._marks: dict[str, vmserver.StatsResponse] = {}  # of sandboxes that are not loaded yet
         self._falling: dict[str, Flight[Slept]] = {}
         self._waking: dict[str, Flight[None]] = {}
@@ -160,6 +176,7 @@ class PodSleep(PodFeature):
 
     async def _fall_asleep(self, provider: ISleeps, sandbox: Sandbox) -> Slept:
         with sandbox.timeline.step("the pod falls asleep") as step:
+            await self._in_place.falls_asleep(sandbox)
             figures = vmserver.StatsResponse()
             with suppress(InfranetesError):
                 figures = await sandbox.agent().stats(within=STATS_SECONDS)
@@ -167,10 +184,12 @@ class PodSleep(PodFeature):
             try:
                 self.check_now(sandbox)  # again: a call may have begun meanwhile, which is not to be cut off
             except BaseException:
+                await self._in_place.awakes(sandbox)
                 await self._remove_mark(sandbox.id)
                 raise
             self._close(sandbox, figures)
             try:
+                await self._in_place.sleeps(sandbox)  # first, as a probe meanwhile would wake it at once
                 slept = await provider.sleep(sandbox.machine.facts.instance_id)
             except BaseException:
                 if not self._stopping.happened:
@@ -200,6 +219,7 @@ class PodSleep(PodFeature):
 
     async def _be_awake(self, sandbox: Sandbox) -> None:
         """Let calls pass to a VM that executes. Idempotent."""
+        await self._in_place.awakes(sandbox)
         sandbox.asleep = None
         self._gate.open(sandbox.id)
         if sandbox.watch is not None:

@@ -14,8 +14,8 @@ from zope.interface import alsoProvides
 from infranetes.machines.agent.container_watch import Reach
 from infranetes.machines.sleeping import SleepGate
 from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.sleeping.command_probes import CommandProbes
 from infranetes.pods.sleeping.idleness import SleepyPods
-from infranetes.pods.sleeping.probes import PodProbes
 from infranetes.pods.sleeping.sleep import PodSleep
 from infranetes.providers.interface import InstanceState
 from infranetes.providers.sleeping import Activity, ISleeps, Slept
@@ -110,6 +110,26 @@ class MeasuringAgent(FakeAgent):
         return self.figures
 
 
+class InPlace:
+    """Notes who would answer in the place of pods. :ivar calls: what it was told. :ivar sent: packets."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.sent: int | None = None
+
+    async def falls_asleep(self, sandbox: Sandbox) -> None:
+        self.calls.append("falls asleep")
+
+    async def sleeps(self, sandbox: Sandbox) -> None:
+        self.calls.append("sleeps")
+
+    async def awakes(self, sandbox: Sandbox) -> None:
+        self.calls.append("awakes")
+
+    async def packets(self, sandbox: Sandbox) -> int | None:
+        return self.sent
+
+
 class SleepingNode(FakeNode):
     """A node whose pods sleep."""
 
@@ -119,11 +139,12 @@ class SleepingNode(FakeNode):
     def made(self) -> None:
         self.held: set[str] = set()
         self.gate = SleepGate()
+        self.in_place = InPlace()
         node, is_held = self.node, self.held.__contains__
         parts = node.reactor, node.inventory, node.providers
-        self.sleeping = PodSleep(*parts, self.gate, is_held, node.stopping)
-        self.sleepy = SleepyPods(*parts, node.handlers, self.gate, self.sleeping)
-        self.join(self.sleeping, self.sleepy, PodProbes(node.reactor, node.handlers, self.gate))
+        self.sleeping = PodSleep(*parts, self.gate, is_held, self.in_place, node.stopping)
+        self.sleepy = SleepyPods(*parts, node.handlers, self.gate, self.sleeping, self.in_place.packets)
+        self.join(self.sleeping, self.sleepy, CommandProbes(node.reactor, node.handlers, self.gate))
 
 
 class SleepCase(SynchronousTestCase):

@@ -51,6 +51,16 @@ class IdlenessTests(SleepCase):
         self.passes(AFTER + 2 * LOOK_SECONDS)
         self.assert_asleep()
 
+    def test_where_packets_to_others_are_counted_those_alone_keep_it_awake(self) -> None:
+        self.world.in_place.sent = 5
+        self.passes(AFTER + 2 * LOOK_SECONDS, packets=1)
+        self.assert_asleep()
+        self.world.sleeping.called(self.vm)
+        for sent in range(10, 50):
+            self.world.in_place.sent = sent
+            self.passes(LOOK_SECONDS)
+        self.assert_awake()
+
     def test_somebody_who_is_there_keeps_it_awake(self) -> None:
         patched = self.patch(self.world.gate, "in_use", lambda id: True)
         self.passes(10 * AFTER)

@@ -148,6 +148,36 @@ class SleepTests(SleepCase):
             self.successResultOf(each)
         self.assert_awake()
 
+    def test_who_answers_in_its_place_hears_of_each_step(self) -> None:
+        in_place = self.world.in_place
+        self.sleeps.falling = Deferred()
+        falling = self.falling()
+        self.assertEqual(in_place.calls, ["falls asleep", "sleeps"])
+        self.sleeps.falling.callback(None)
+        self.successResultOf(falling)
+        self.sleeps.waking = Deferred()
+        waking = start(self.world.gate.awake(self.pod_id))
+        again = start(self.world.gate.awake(self.pod_id))
+        self.assertEqual(in_place.calls, ["falls asleep", "sleeps"])
+        self.sleeps.waking.callback(None)
+        for each in (waking, again, start(self.world.gate.awake(self.pod_id))):
+            self.successResultOf(each)
+        self.assertEqual(in_place.calls, ["falls asleep", "sleeps", "awakes"])
+        self.assertEqual([each for each, _ in self.sleeps.asked], ["sleep", "wake"])
+
+        self.sleeps.sleep_error = ResourceExhausted("the disk is full")
+        self.failureResultOf(self.falling(), ResourceExhausted)
+        self.assertEqual(in_place.calls[3:], ["falls asleep", "sleeps", "awakes"])
+        self.patch(self.world.gate, "in_use", lambda id: bool(in_place.calls[6:]))
+        self.failureResultOf(self.falling(), FailedPrecondition)
+        self.assertEqual(in_place.calls[6:], ["falls asleep", "awakes"])
+
+    def test_whoever_waits_for_one_that_can_not_be_woken_is_told(self) -> None:
+        self.fall_asleep()
+        self.sleeps.wake_error = Unavailable("no memory")
+        self.failureResultOf(start(self.world.gate.awake(self.pod_id)), Unavailable)
+        self.assert_asleep()
+
     def test_a_call_that_begins_before_the_others_have_to_wait_is_not_cut_off(self) -> None:
         self.agent.figures_wait = Deferred()
         falling = self.falling()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes of pods that sleep, by the annotation sleep-probes: the node repeats the pod's last good answer."""
+"""Probes by commands, of pods with the annotation sleep-probes: the node repeats the last good answer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from infranetes_common.wire import cri, vmserver
 MOST_OUTPUT = 10 << 10  # bytes of an answer that is remembered: kubelet reads no more of a probe's
 
 
-class PodProbes(PodFeature):
-    """Repeats the answers to commands, as kubelet's probes run them.
+class CommandProbes(PodFeature):
+    """Repeats the answers to commands while a pod sleeps.
 
     A command is taken for a probe once it has ended with 0 before. Then it keeps no pod awake."""
 
-    name = "probes of pods that sleep"
+    name = "probes by commands"
 
     def __init__(self, clock: IReactorTime, handlers: Handlers, gate: SleepGate) -> None:
         self._clock = clock
@@ -38,7 +38,7 @@ class PodProbes(PodFeature):
         self, container: Container, command: Sequence[str], run: Run
     ) -> vmserver.ExecSyncResponse:
         sandbox = container.sandbox
-        seconds = self._seconds(sandbox)
+        seconds = self.seconds(sandbox)
         if not seconds:
             return await run()
         question = (container.id, *command)
@@ -61,7 +61,7 @@ class PodProbes(PodFeature):
         else:
             self._answers.remove(sandbox.id, question)
 
-    def _seconds(self, sandbox: Sandbox) -> float:
+    def seconds(self, sandbox: Sandbox) -> float:
         """Return for how long a pod's answers are repeated; 0: they are not."""
         handler = self._handlers.of(sandbox.record)
         return sleep_probes(handler.vm_annotations(sandbox.config.annotations))

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 from twisted.internet.defer import Deferred
 
 from infranetes.pods.sleeping.answers import MOST
+from infranetes.pods.sleeping.command_probes import MOST_OUTPUT
 from infranetes.pods.sleeping.idleness import LOOK_SECONDS
-from infranetes.pods.sleeping.probes import MOST_OUTPUT
 from infranetes.providers.annotations import sleep_probes
+from infranetes.providers.sleeping import Activity
 from infranetes_common.concurrency import start
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import vmserver
@@ -140,6 +141,18 @@ class ProbesTests(SleepCase):
             self.passes(LOOK_SECONDS)
             self.probe()
         self.assert_asleep()
+
+    def test_the_processor_time_of_probes_keeps_no_pod_awake_but_more_does(self) -> None:
+        self.probe()
+        for used, awake in ((0.5, False), (1.5, True)):
+            for _ in range(2 * AFTER):
+                does = self.sleeps.does
+                self.sleeps.does = Activity(does.cpu_nanos + int(used * 1e9), 0)
+                self.passes(LOOK_SECONDS)
+                self.probe()
+            self.assertEqual(self.sandbox.asleep is None, awake)
+            self.world.sleeping.called(self.vm)
+            self.sleeps.does = Activity(0, 0)
 
     def test_commands_that_were_not_run_before_keep_it_awake(self) -> None:
         for number in range(AFTER):
