@@ -26,3 +26,7 @@ class VsphereGuestTests(GuestPods, CloudDaemonCase):
         super().setUpClass()
         vcsim.shared()  # both take a moment, but only once
         tls.certificate()
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.config["providers"]["vsphere"]["consoles_datastore"] = "LocalDS_0"

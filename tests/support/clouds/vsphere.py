@@ -159,7 +159,6 @@ class SimulatedVcenter:
             "resource_pools": list(vcsim.POOLS),
             "networks": list(vcsim.NETWORKS),
             "volumes_datastore": "LocalDS_0",
-            "consoles_datastore": "LocalDS_0",
             "addresses": "127.78.0.0/16",
             "retry_first": 0.02,
             "retry_most": 0.2,

@@ -29,6 +29,11 @@ class VsphereGuestTests(GuestCase, VsphereCase, TestCase):
 
     failure = "suspended"
 
+    def setUp(self) -> Any:
+        result = super().setUp()
+        self.settings["consoles_datastore"] = "LocalDS_0"
+        return result
+
     def user_data(self) -> bytes:
         [told] = self.world.guests.user_data.values()
         return bytes(told)
