@@ -254,6 +254,18 @@ class ProviderCase(_Base):
                     raise
                 await self.sleep(0.1)
 
+    async def assert_silent(self, instance: Instance) -> None:
+        """Wait until the VM's agent answers no more, as clouds end VMs after they have said that they do."""
+        stub = self.agent(instance)
+        deadline = reactor.seconds() + self.notice_timeout
+        while reactor.seconds() < deadline:
+            try:
+                await stub.Info(vmserver.InfoRequest(), timeout=2.0)
+            except GrpcError:
+                return
+            await self.sleep(0.1)
+        self.fail(f"the agent of VM {instance.id} still answers")
+
     async def refused(
         self, error: type[Exception], waiting: Deferred[Any]
     ) -> Exception:  # Any: a result that does not come
