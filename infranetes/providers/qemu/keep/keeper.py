@@ -24,7 +24,6 @@ from threading import Event
 
 from twisted.internet.defer import CancelledError, DeferredSemaphore
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from infranetes.providers.keeping import KeptVm
 from infranetes.providers.qemu.keep import hardware
@@ -32,7 +31,7 @@ from infranetes.providers.qemu.keep.capture import Capture, Pause
 from infranetes.providers.qemu.keep.disk import thd_copy
 from infranetes.providers.qemu.keep.hardware import Hardware
 from infranetes.providers.qemu.keep.layer import FILE, KeepLayer, thd_remove
-from infranetes.providers.qemu.keep.pipe import StatePipe, as_error
+from infranetes.providers.qemu.keep.pipe import as_error, drained
 from infranetes.providers.qemu.keep.state import HARDWARE, MEMORY
 from infranetes.providers.qemu.program.qmp import QmpError
 from infranetes.providers.qemu.settings import MIB
@@ -221,23 +220,12 @@ class Keeper:
         machine: Hardware,
         instant: Callable[[], Awaitable[object]],
     ) -> None:
-        pipe, unwanted = StatePipe.make(), Event()
-        drain = pipe.thd_drain
-        most = _MOST_TIMES * machine.memory + _SPARE
-        draining = Flight(run_in_thread(self._reactor, drain, path, most, unwanted, purpose=KEEPING))
-        try:
+        async with drained(self._reactor, path, _MOST_TIMES * machine.memory + _SPARE) as writer:
             try:
-                await Capture(self._reactor, monitor.qmp).take(pipe.writer, instant, machine.emulated)
+                await Capture(self._reactor, monitor.qmp).take(writer, instant, machine.emulated)
             finally:
-                os.close(pipe.writer)
+                os.close(writer)
                 await shielded(self._go_on(vm))
-            await draining.join()
-        except BaseException:
-            unwanted.set()
-            [outcome] = await settled([draining.join()])
-            if isinstance(outcome, Failure) and outcome.check(ResourceExhausted) is not None:
-                outcome.raiseException()  # because of which QEMU could not write
-            raise
 
     async def _copy_disk(self, vm: Vm, directory: Path) -> None:
         stop = Event()

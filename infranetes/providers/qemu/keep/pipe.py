@@ -12,12 +12,16 @@ import errno
 import fcntl
 import os
 import select
+from collections.abc import AsyncIterator
 from pathlib import Path
 from threading import Event
 
 import attrs
+from twisted.python.failure import Failure
 
+from infranetes_common.concurrency import KEEPING, Flight, run_in_thread, settled
 from infranetes_common.errors import InfranetesError, ResourceExhausted, Unavailable
+from infranetes_common.reactors import IReactor
 
 _PIPE_BYTES = 1 << 20
 _LOOK_MILLISECONDS = 100  # between looks whether the stream is still wanted
@@ -74,6 +78,25 @@ class StatePipe:
             written += count
             if written > most:
                 raise ResourceExhausted(f"a VM's state has more than the {most} bytes that it can have")
+
+
+@contextlib.asynccontextmanager
+async def drained(reactor: IReactor, path: Path, most: int) -> AsyncIterator[int]:
+    """Write to a new file what QEMU writes to the block's value, a descriptor that the block closes.
+
+    :param most: bytes.
+    :raise ResourceExhausted: there is no room, or more came, whatever the block raises because of that."""
+    pipe, unwanted = StatePipe.make(), Event()
+    draining = Flight(run_in_thread(reactor, pipe.thd_drain, path, most, unwanted, purpose=KEEPING))
+    try:
+        yield pipe.writer
+        await draining.join()
+    except BaseException:
+        unwanted.set()
+        [outcome] = await settled([draining.join()])
+        if isinstance(outcome, Failure) and outcome.check(ResourceExhausted) is not None:
+            outcome.raiseException()  # because of which QEMU could not write
+        raise
 
 
 def as_error(error: OSError, what: str) -> InfranetesError:

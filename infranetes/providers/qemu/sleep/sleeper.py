@@ -42,7 +42,7 @@ from infranetes.providers.qemu.host.privileges import unprivileged
 from infranetes.providers.qemu.keep import hardware
 from infranetes.providers.qemu.keep.capture import Capture
 from infranetes.providers.qemu.keep.hardware import Hardware, add_plugged
-from infranetes.providers.qemu.keep.pipe import StatePipe
+from infranetes.providers.qemu.keep.pipe import drained
 from infranetes.providers.qemu.keep.preparer import thd_link
 from infranetes.providers.qemu.keep.state import layer_file
 from infranetes.providers.qemu.launch.uplink import Uplink
@@ -233,23 +233,14 @@ class Sleeper:
 
     async def _stream(self, vm: Vm, path: Path, machine: Hardware) -> None:
         await run_in_thread(self._reactor, functools.partial(path.unlink, missing_ok=True), purpose=KEEPING)
-        monitor, pipe, unwanted = await vm.monitor(self._reactor), StatePipe.make(), Event()
-        most = _MOST_TIMES * machine.memory + _SPARE
-        draining = Flight(run_in_thread(self._reactor, pipe.thd_drain, path, most, unwanted, purpose=KEEPING))
-        try:
+        monitor = await vm.monitor(self._reactor)
+        async with drained(self._reactor, path, _MOST_TIMES * machine.memory + _SPARE) as writer:
             try:
-                await Capture(self._reactor, monitor.qmp).take(pipe.writer, _nothing, machine.emulated)
+                await Capture(self._reactor, monitor.qmp).take(writer, _nothing, machine.emulated)
             finally:
-                os.close(pipe.writer)
+                os.close(writer)
             with suppress(InfranetesError):  # it has none then
                 await monitor.qmp.execute("closefd", fdname="keep")
-            await draining.join()
-        except BaseException:
-            unwanted.set()
-            [outcome] = await settled([draining.join()])
-            if isinstance(outcome, Failure) and outcome.check(ResourceExhausted) is not None:
-                outcome.raiseException()  # because of which QEMU could not write
-            raise
 
     async def _go_on(self, vm: Vm, slumber: Slumber) -> None:
         """Let a VM execute that is not asleep, and remove what was written of it. Idempotent.
