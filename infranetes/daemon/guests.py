@@ -75,7 +75,7 @@ class NodeGuests:
         return GuestDocument(
             facts.sandbox_id,
             choices,
-            instance_id=facts.root,
+            instance_id=facts.root or "",
             hostname=facts.hostname,
             environment=facts.environment,
             files=files,

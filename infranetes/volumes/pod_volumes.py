@@ -149,10 +149,10 @@ class PodVolumes(PodFeature):
                 with _named(describe_device(index, device)):
                     raise no_roots(self._providers.side_of(sandbox.record).name)
 
-    def root_of(self, sandbox_id: str) -> str:
-        """Return the id of the volume that is the root of a sandbox's VM; "": none is."""
+    def root_of(self, sandbox_id: str) -> str | None:
+        """Return the id of the volume that is the root of a sandbox's VM; None: none is."""
         found = (each for each in self._records.values() if each.sandbox_id == sandbox_id)
-        return next((each.id for each in found if each.serial == ROOT_SERIAL), "")
+        return next((each.id for each in found if each.serial == ROOT_SERIAL), None)
 
     # ---- over a container's life
 

@@ -35,7 +35,7 @@ class PodFacts:
     # The mounts by their path in the guest: a volume's id, and what follows it after a "/" is a path in it.
     mounts: Mapping[str, str] = attrs.field(factory=dict)
     disks: tuple[GuestDisk, ...] = ()
-    root: str = ""  # the id of the volume that is its root; "": its root goes with the VM
+    root: str | None = None  # the id of the volume that is its root; None: its root goes with the VM
 
 
 Configure = Callable[[PodFacts, Mapping[str, GuestFile]], Awaitable[GuestConfiguration]]

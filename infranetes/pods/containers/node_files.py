@@ -45,19 +45,19 @@ def _comparable(config: cri.ContainerConfig) -> bytes:
     return copy.SerializeToString(deterministic=True)
 
 
-def seccomp_path(config: cri.ContainerConfig) -> str:
-    """Return the path of the node's seccomp profile that the container asks for, or "" if it asks for none.
+def seccomp_path(config: cri.ContainerConfig) -> str | None:
+    """Return the path of the node's seccomp profile that the container asks for; None: for none.
 
     :raise InvalidArgument: the path is not absolute."""
     context = config.linux.security_context
     if context.HasField("seccomp"):
         if context.seccomp.profile_type != _LOCALHOST:
-            return ""
+            return None
         path = context.seccomp.localhost_ref.removeprefix(_OLD_PREFIX)
     elif context.seccomp_profile_path.startswith(_OLD_PREFIX):
         path = context.seccomp_profile_path.removeprefix(_OLD_PREFIX)
     else:
-        return ""
+        return None
     if not path.startswith("/") or "\0" in path or len(path) > 4096:
         raise InvalidArgument(
             f"{_FIELD}: Localhost needs a profile's absolute path on the node, not {path[:256]!r}"

@@ -14,7 +14,7 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class SecurityProfiles:
     """The node's profiles of seccomp and AppArmor. :param directory: has those of AppArmor."""
 
@@ -23,10 +23,10 @@ class SecurityProfiles:
 
     async def put_into(self, config: cri.ContainerConfig) -> cri.ContainerConfig:
         """Return the configuration with profiles' contents in place of their names."""
-        if path := node_files.seccomp_path(config):
+        if (path := node_files.seccomp_path(config)) is not None:
             text = await run_in_thread(self._reactor, node_files.read_seccomp_profile, path)
             config = node_files.with_seccomp_profile(config, text)
-        if name := apparmor.profile_name(config):
+        if (name := apparmor.profile_name(config)) is not None:
             text = await run_in_thread(self._reactor, apparmor.find_profile, self._directory, name)
             config = apparmor.with_profile(config, name, text)
         return config

@@ -65,7 +65,7 @@ class Guests(PodFeature):
 
     :param handler_of: returns a sandbox's handler. :param lost: records a READY sandbox as lost.
     :param now: returns nanoseconds since 1970 UTC.
-    :param root_of: returns the id of the volume that is the root of a sandbox's VM; "": none is."""
+    :param root_of: returns the id of the volume that is the root of a sandbox's VM; None: none is."""
 
     name = "guests without our agent"
 
@@ -78,7 +78,7 @@ class Guests(PodFeature):
         makers: GuestMakers,
         lost: Callable[[Sandbox, str], None],
         now: Callable[[], int],
-        root_of: Callable[[str], str] = lambda sandbox_id: "",
+        root_of: Callable[[str], str | None] = lambda sandbox_id: None,
     ) -> None:
         self._reactor = reactor
         self._inventory = inventory

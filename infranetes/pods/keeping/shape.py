@@ -64,9 +64,9 @@ def template_of(config: cri.PodSandboxConfig) -> str:
     return next((config.labels[name] for name in TEMPLATES if config.labels.get(name)), "")
 
 
-def difference(kept: Shape, other: Shape) -> str:
-    """Return the first part in which two shapes differ; "": they are the same."""
-    return next((name for name in (*kept, *other) if kept.get(name) != other.get(name)), "")
+def difference(kept: Shape, other: Shape) -> str | None:
+    """Return the first part in which two shapes differ; None: they are the same."""
+    return next((name for name in (*kept, *other) if kept.get(name) != other.get(name)), None)
 
 
 def _place(mount: cri.Mount) -> str:

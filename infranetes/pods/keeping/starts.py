@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
@@ -49,6 +50,7 @@ _REMEDY = "`infranetes-ctl kept` lists the states of this node"
 _log = Logger()
 
 
+@attrs.define(eq=False, repr=False)
 class KeptStarts(PodFeature):
     """Has pods start from kept states. Before the features that carry volumes.
 
@@ -56,23 +58,14 @@ class KeptStarts(PodFeature):
 
     name = "kept states"
 
-    def __init__(
-        self,
-        clock: IReactorTime,
-        inventory: Inventory,
-        handlers: Handlers,
-        features: Features,
-        states: KeptStates,
-        clones: Clones,
-    ) -> None:
-        self._clock = clock
-        self._inventory = inventory
-        self._handlers = handlers
-        self._features = features
-        self._states = states
-        self._clones = clones
-        self._cold_pods: set[str] = set()  # sandboxes for which that was decided
-        self._adopting: dict[str, KeptContainer] = {}  # by container
+    _clock: IReactorTime
+    _inventory: Inventory
+    _handlers: Handlers
+    _features: Features
+    _states: KeptStates
+    _clones: Clones
+    _cold_pods: set[str] = attrs.field(factory=set, init=False)  # sandboxes for which that was decided
+    _adopting: dict[str, KeptContainer] = attrs.field(factory=dict, init=False)  # by container
 
     # ---- the VM
 
@@ -113,7 +106,7 @@ class KeptStarts(PodFeature):
         config, provider = sandbox.config, handler.side.provider
         state = self._candidate(config, handler, choice)
         shape = shape_of_pod(self._handlers.contprovider, handler, config, recorded_size(sandbox))
-        if part := difference(state.sandbox, shape):
+        if (part := difference(state.sandbox, shape)) is not None:
             raise FailedPrecondition(f"kept state {state.called} is of a pod with another {part}")
         assert IStartsKeptVms.providedBy(provider)
         starts: IStartsKeptVms = provider
@@ -185,7 +178,7 @@ class KeptStarts(PodFeature):
 
         :raise FailedPrecondition: the container can't be the kept one; says in what they differ."""
         shape = shape_of_container(container.config, container.record.image_id)
-        if part := difference(kept.shape, shape):
+        if (part := difference(kept.shape, shape)) is not None:
             raise FailedPrecondition(f"its {part} is not that of the container that was kept")
         own = await self._features.volumes_of(container)
         if own.keys() != kept.volumes.keys():

@@ -26,19 +26,19 @@ _PREFIX = "localhost/"
 _NAME = re.compile(r"[\x21-\x7e]{1,255}")
 
 
-def profile_name(config: cri.ContainerConfig) -> str:
-    """Return the name of the node's profile that the container asks for, or "" if it asks for none.
+def profile_name(config: cri.ContainerConfig) -> str | None:
+    """Return the name of the node's profile that the container asks for; None: it asks for none.
 
     :raise InvalidArgument: it can't be a profile's name."""
     context = config.linux.security_context
     if context.HasField("apparmor"):
         if context.apparmor.profile_type != _LOCALHOST:
-            return ""
+            return None
         name = context.apparmor.localhost_ref
     elif context.apparmor_profile.startswith(_PREFIX):
         name = context.apparmor_profile
     else:
-        return ""
+        return None
     name = name.removeprefix(_PREFIX)
     if not _NAME.fullmatch(name):
         raise InvalidArgument(f"{_FIELD}: {name[:80]!r} is no profile's name")

@@ -113,7 +113,7 @@ class RootNode(GuestNode):
     def make_features(self) -> list[PodFeature]:
         return [self.pod_volumes, *super().make_features()]
 
-    def root_of(self, sandbox_id: str) -> str:
+    def root_of(self, sandbox_id: str) -> str | None:
         return self.pod_volumes.root_of(sandbox_id)
 
     find, find_block_devices, find_for_pod = (
@@ -187,7 +187,7 @@ class RootVolumeTests(RootCase):
         assert spec.request.boot is not None
         self.assertIsNone(spec.request.boot.root)
         facts = self.world.makers.facts[-1]
-        self.assertEqual((facts.root, [disk.serial for disk in facts.disks]), ("", [serial_of("vol-disk")]))
+        self.assertEqual((facts.root, [disk.serial for disk in facts.disks]), (None, [serial_of("vol-disk")]))
 
     def test_the_annotation_lets_it_be_replaced(self) -> None:
         self.boots(annotations=REPLACE)

@@ -58,7 +58,7 @@ class GuestAgentAccess:
         self._commands = Commands(self._connection, self._is_windows)
         self._measuring = Measuring()
         self._placing = DeferredLock()
-        self._system: tuple[int, str] | None = None  # and of which conversation
+        self._system: tuple[int, str | None] | None = None  # and of which conversation
         self._thawing: set[Deferred[None]] = set()
 
     # IGuestAccess
@@ -142,8 +142,8 @@ class GuestAgentAccess:
         :raise Unavailable: no answer."""
         return await self._connection.ask(Request("guest-info"), answers.commands)
 
-    async def system(self) -> str:
-        """Ask what the guest is: debian, mswindows, …; "" if it can't tell. :raise Unavailable: no answer."""
+    async def system(self) -> str | None:
+        """Ask what the guest is: debian, mswindows, …; None: it can't tell. :raise Unavailable: no answer."""
         known = self._system
         if known is None or known[0] != self._connection.conversations:
             name = await self._connection.ask(Request("guest-get-osinfo"), answers.system)

@@ -121,12 +121,12 @@ def commands(answer: Answer) -> frozenset[str]:
     return frozenset(str(each.get("name"))[:100] for each in listed if each.get("enabled") is True)
 
 
-def system(answer: Answer) -> str:
-    """Return the operating system that guest-get-osinfo names, such as debian; "" if it can't tell."""
+def system(answer: Answer) -> str | None:
+    """Return the operating system that guest-get-osinfo names, such as debian; None: it can't tell."""
     if answer.refusal is not None:
-        return ""
+        return None
     name = fields_of(answer.value).get("id")
-    return name[:100] if isinstance(name, str) else ""
+    return name[:100] if isinstance(name, str) else None
 
 
 def ended(answer: Answer, most: int) -> Ended | None:

@@ -69,7 +69,7 @@ class SeccompTests(SynchronousTestCase):
             secured(seccomp=_KIND(profile_type=_KIND.RuntimeDefault), seccomp_profile_path="localhost//p"),
             secured(seccomp_profile_path="runtime/default"),
         ):
-            self.assertEqual(node_files.seccomp_path(config), "")
+            self.assertIsNone(node_files.seccomp_path(config))
         for wrong in ("", "profiles/x", "/x\0", "/" * 5000):
             config = secured(seccomp=_KIND(profile_type=_KIND.Localhost, localhost_ref=wrong))
             self.assertRaises(InvalidArgument, node_files.seccomp_path, config)

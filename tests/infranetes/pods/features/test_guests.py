@@ -145,9 +145,9 @@ class GuestNode(FakeNode):
     def make_images(self) -> FakeImages:
         return ContainerDisks()
 
-    def root_of(self, sandbox_id: str) -> str:
+    def root_of(self, sandbox_id: str) -> str | None:
         """Return the volume that is the root of a sandbox's VM."""
-        return ""
+        return None
 
     def make_guests(self, inventory: Inventory) -> Guests:
         self.guests = Guests(

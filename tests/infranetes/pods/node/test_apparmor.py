@@ -38,12 +38,12 @@ def local(reference: str) -> cri.SecurityProfile:
 class NameTests(SynchronousTestCase):
     def test_the_field_of_today_is_before_the_old_one(self) -> None:
         for fields, expected in (
-            ({}, ""),
-            ({"apparmor_profile": "runtime/default"}, ""),
+            ({}, None),
+            ({"apparmor_profile": "runtime/default"}, None),
             ({"apparmor_profile": "localhost/old"}, "old"),
             ({"apparmor": local("new")}, "new"),
             ({"apparmor": local("localhost/new"), "apparmor_profile": "localhost/old"}, "new"),
-            ({"apparmor": cri.SecurityProfile(), "apparmor_profile": "localhost/old"}, ""),
+            ({"apparmor": cri.SecurityProfile(), "apparmor_profile": "localhost/old"}, None),
         ):
             self.assertEqual(apparmor.profile_name(config(**fields)), expected)
 
