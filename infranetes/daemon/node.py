@@ -73,57 +73,41 @@ class Node:
         self.providers, self.handlers, self.pools = providers, handlers, pools
 
         reachable = partial(reachable_machines, inventory, pools)
-        self.renewal = Renewal(providers.own, reachable)
+        self.renewal = renewal = Renewal(providers.own, reachable)
         self.timekeeping = Timekeeping(reactor, reachable)
         self.listing = Listing(reactor, inventory, times.listing)
 
         reports = ContainerReports(reactor, inventory, logs, features)
         listener = partial(AgentListener, reactor, inventory, providers, features, observer, reports)
         gate = DeferredSemaphore(parallel)
-        self.connections = connections = AgentConnections(
-            reactor, features, reports, gate, times.watch, listener
-        )
+        connections = AgentConnections(reactor, features, reports, gate, times.watch, listener)
         sizes = RequestedSizes(handlers, pod_needs)
-        self.resizer = Resizer(reactor, inventory, providers, sizes)
+        self.connections = connections
+        self.resizer = resizer = Resizer(reactor, inventory, providers, sizes)
 
-        self.launches = Launches(
+        vms = inventory, providers, handlers, features
+        ends = ContainersEnd(reactor, logs, reports, times.drain, times.stopping)
+        self.launches = launches = Launches(
             reactor,
             inventory,
             handlers,
             features,
             observer,
             connections,
-            self.renewal,
+            renewal,
             dns,
             times.launch,
             stopping,
         )
-        self.sandboxes = Sandboxes(
-            reactor,
-            inventory,
-            providers,
-            handlers,
-            features,
-            sizes,
-            connections,
-            self.launches,
-            ContainersEnd(reactor, logs, reports, times.drain, times.stopping),
-            times.desertion,
-            stopping,
+        self.sandboxes = sandboxes = Sandboxes(
+            reactor, *vms, sizes, connections, launches, ends, times.desertion, stopping
         )
-        self.machine_images = MachineImages(
-            inventory,
-            providers,
-            handlers,
-            features,
-            images,
-            self.launches,
-            connections,
-            dns,
-            stopping,
-            sources,
+        self.machine_images = machine_images = MachineImages(
+            *vms, images, launches, connections, dns, stopping, sources
         )
 
+        written = reactor, inventory, logs, features
+        image_loads = ImageLoads(reactor, images, providers, LayerLoads(reactor, images, providers))
         unused_images = UnusedImages(reactor, images, providers, times.unused, stopping)
         creation = ContainerCreation(
             reactor,
@@ -132,35 +116,16 @@ class Node:
             handlers,
             features,
             SecurityProfiles(reactor, apparmor_dir),
-            ImageLoads(reactor, images, providers, LayerLoads(reactor, images, providers)),
+            image_loads,
             unused_images,
-            self.resizer,
-            self.machine_images,
+            resizer,
+            machine_images,
             stopping,
         )
-        stop = ContainerStop(
-            reactor,
-            inventory,
-            logs,
-            features,
-            times.drain,
-            reports,
-            unused_images,
-            self.sandboxes,
-            self.machine_images,
-        )
-        self.containers = Containers(
-            reactor,
-            inventory,
-            logs,
-            features,
-            times.exec_limit,
-            self.sandboxes,
-            creation,
-            ContainerStart(reactor, inventory, logs, features, reports),
-            stop,
-            self.resizer,
-            reports,
+        start = ContainerStart(*written, reports)
+        stop = ContainerStop(*written, times.drain, reports, unused_images, sandboxes, machine_images)
+        self.containers = containers = Containers(
+            *written, times.exec_limit, sandboxes, creation, start, stop, resizer, reports
         )
         self.reconciler = Reconciler(
             reactor,
@@ -170,9 +135,9 @@ class Node:
             features,
             observer,
             connections,
-            self.sandboxes,
-            self.containers,
-            self.machine_images,
+            sandboxes,
+            containers,
+            machine_images,
             times.sweep,
             times.destroy,
         )

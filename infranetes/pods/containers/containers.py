@@ -33,7 +33,7 @@ from infranetes_common.wire import cri, vmserver
 MAX_EXEC_OUTPUT = 8 * 1024 * 1024 - 4096
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Containers:
     """Creates, starts, stops and removes containers, and runs commands in them.
 

@@ -37,7 +37,7 @@ UNDO_SECONDS = 10.0  # the time that an agent gets to remove a container whose c
 _log = Logger()
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class ContainerCreation:
     """Creates containers. Several requests for the same one share the work.
 

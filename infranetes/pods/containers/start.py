@@ -29,7 +29,7 @@ START_ERROR = 128  # the exit code that tells kubelet that a container could not
 _log = Logger()
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class ContainerStart:
     """Starts containers."""
 

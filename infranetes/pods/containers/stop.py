@@ -35,7 +35,7 @@ _STARTED = (ContainerState.STARTING, ContainerState.RUNNING)
 _log = Logger()
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class ContainerStop:
     """Stops and removes containers.
 

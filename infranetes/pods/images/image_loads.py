@@ -21,7 +21,7 @@ from infranetes_common.errors import Unavailable
 _log = Logger()
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class ImageLoads:
     """Loads images into the VMs of sandboxes."""
 

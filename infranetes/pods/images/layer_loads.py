@@ -77,7 +77,7 @@ class _Patience:
         await sleep(self._clock, next(self._pauses))
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class LayerLoads:
     """Loads images' layers into VMs."""
 

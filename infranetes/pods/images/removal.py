@@ -24,7 +24,7 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError
 _log = Logger()
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class UnusedImages:
     """Removes images from VMs.
 

@@ -58,29 +58,21 @@ class _Tries:
     again_at: float = 0.0
 
 
+@attrs.define(eq=False, repr=False)
 class KeepAsFeature(PodFeature):
     """Keeps pods that ask for it. The keeper ends what is under way when the daemon stops."""
 
     name = "pods that ask to be kept"
 
-    def __init__(
-        self,
-        clock: IReactorTime,
-        inventory: Inventory,
-        providers: Providers,
-        handlers: Handlers,
-        states: KeptStates,
-        keeper: PodKeeper,
-    ) -> None:
-        self._clock = clock
-        self._inventory = inventory
-        self._providers = providers
-        self._handlers = handlers
-        self._states = states
-        self._keeper = keeper
-        self._done: set[str] = set()  # sandboxes that are not kept any more
-        self._tries: dict[str, _Tries] = {}
-        self._keeping: Deferred[None] | None = None
+    _clock: IReactorTime
+    _inventory: Inventory
+    _providers: Providers
+    _handlers: Handlers
+    _states: KeptStates
+    _keeper: PodKeeper
+    _done: set[str] = attrs.field(factory=set, init=False)  # sandboxes that are not kept any more
+    _tries: dict[str, _Tries] = attrs.field(factory=dict, init=False)
+    _keeping: Deferred[None] | None = attrs.field(default=None, init=False)
 
     def check(self, handler: Handler, config: cri.PodSandboxConfig) -> None:
         keep_as(handler.annotations.applied(config.annotations))
@@ -177,6 +169,7 @@ def _runs_since(container: Container, since: float) -> bool:
     return container.state is ContainerState.RUNNING and started <= since
 
 
+@attrs.define(eq=False, repr=False)
 class KeptCollection(PodFeature):
     """Removes states that nobody uses, and the least used ones where all take too much.
 
@@ -184,11 +177,10 @@ class KeptCollection(PodFeature):
 
     name = "kept states that nobody uses"
 
-    def __init__(self, clock: IReactorTime, states: KeptStates, config: KeptConfig, grace: float) -> None:
-        self._clock = clock
-        self._states = states
-        self._config = config
-        self._grace = grace
+    _clock: IReactorTime
+    _states: KeptStates
+    _config: KeptConfig
+    _grace: float
 
     async def sweep(self) -> None:
         now = nanoseconds(self._clock) / 1e9

@@ -46,6 +46,7 @@ _COMING = (ContainerState.CREATING, ContainerState.CREATED, ContainerState.START
 _log = Logger()
 
 
+@attrs.define(eq=False, repr=False)
 class PodKeeper(PodFeature):
     """Keeps pods. Later than the features that carry volumes.
 
@@ -53,26 +54,17 @@ class PodKeeper(PodFeature):
 
     name = "pods that are kept"
 
-    def __init__(
-        self,
-        clock: IReactorTime,
-        inventory: Inventory,
-        providers: Providers,
-        handlers: Handlers,
-        features: Features,
-        states: KeptStates,
-        stopping: Event[None],
-    ) -> None:
-        self._clock = clock
-        self._inventory = inventory
-        self._providers = providers
-        self._handlers = handlers
-        self._features = features
-        self._stopping = stopping
-        self._states = states
-        self._working: dict[str, Deferred[KeptState]] = {}  # by sandbox
-        self._holding: dict[str, Event[None]] = {}  # by sandbox: happens once it goes on
-        self._going_on: set[str] = set()
+    _clock: IReactorTime
+    _inventory: Inventory
+    _providers: Providers
+    _handlers: Handlers
+    _features: Features
+    _states: KeptStates
+    _stopping: Event[None]
+    # By sandbox: the work, and what happens once it goes on.
+    _working: dict[str, Deferred[KeptState]] = attrs.field(factory=dict, init=False)
+    _holding: dict[str, Event[None]] = attrs.field(factory=dict, init=False)
+    _going_on: set[str] = attrs.field(factory=set, init=False)
 
     async def keep(self, sandbox: Sandbox, name: str, seconds: float, *, replace: bool = False) -> KeptState:
         """Keep a pod as it runs, under this name in its namespace; return the state, from which pods start.

@@ -47,7 +47,7 @@ class NoGuests:
         raise FailedPrecondition(f"the VM of sandbox {sandbox_id} has no agent, and this node needs one")
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class SharedParts:
     """The collaborators of the machines and pools of all providers.
 

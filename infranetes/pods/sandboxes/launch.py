@@ -61,7 +61,7 @@ class _Began:
     kind: LaunchKind
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Launches:
     """Brings sandboxes to READY.
 

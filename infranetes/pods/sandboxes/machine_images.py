@@ -99,34 +99,22 @@ def booted_from(image: Image) -> str:
     return image.machine or image.id
 
 
+@attrs.frozen(eq=False, repr=False)
 class MachineImages:
     """Boots the VMs of VACANT sandboxes from images, and makes sandboxes VACANT again.
 
     :param stopping: happens when the daemon stops: it leaves boots to the next one."""
 
-    def __init__(
-        self,
-        inventory: Inventory,
-        providers: Providers,
-        handlers: Handlers,
-        features: Features,
-        images: Images,
-        launches: Launches,
-        connections: AgentConnections,
-        dns: Dns,
-        stopping: Event[None],
-        sources: BootSources,
-    ) -> None:
-        self._inventory = inventory
-        self._providers = providers
-        self._handlers = handlers
-        self._features = features
-        self._images = images
-        self._launches = launches
-        self._connections = connections
-        self._dns = dns
-        self._stopping = stopping
-        self._disks, self._roots, self._guests = sources.disks, sources.roots, sources.guests
+    _inventory: Inventory
+    _providers: Providers
+    _handlers: Handlers
+    _features: Features
+    _images: Images
+    _launches: Launches
+    _connections: AgentConnections
+    _dns: Dns
+    _stopping: Event[None]
+    _sources: BootSources
 
     async def boot(self, sandbox: Sandbox, image: Image, config: cri.ContainerConfig) -> None:
         """Boot the sandbox's VM from `image`. Does nothing if it runs from that already.
@@ -177,16 +165,16 @@ class MachineImages:
         :param held: keeps the image's files, which may be removed meanwhile, until the VM has them open."""
         handler = self._handlers.of(sandbox.record)
         if not IBootsImages.providedBy(handler.side.provider):
-            if self._roots is not None:
-                self._roots.check_no_root(sandbox, container)
-            if self._guests is not None and IBootsGuests.providedBy(handler.side.provider):
-                return await self._guests.boot(sandbox, handler.side.provider)
+            if self._sources.roots is not None:
+                self._sources.roots.check_no_root(sandbox, container)
+            if self._sources.guests is not None and IBootsGuests.providedBy(handler.side.provider):
+                return await self._sources.guests.boot(sandbox, handler.side.provider)
             return None
-        if self._disks is None:
+        if self._sources.disks is None:
             raise FailedPrecondition(f"image {image.id} can't be booted: this node has no images of machines")
         annotations = handler.vm_annotations(sandbox.config.annotations)
         await held.enter_async_context(self._images.held(image.id))
-        base = await self._disks.base(image)
+        base = await self._sources.disks.base(image)
         choices = machine_annotations.read(annotations)
         hardware = choices.hardware_for(base)
         if choices.guest.guest is not None:
@@ -195,9 +183,9 @@ class MachineImages:
         dns = config.dns_config if config.dns_config.servers else await self._dns()
         names = Names(config.hostname, tuple(dns.servers), tuple(dns.searches))
         root = None
-        if self._roots is not None:
+        if self._sources.roots is not None:
             replace = choices.guest.root is Root.REPLACE
-            root = await self._roots.root(sandbox, container, base, replace=replace)
+            root = await self._sources.roots.root(sandbox, container, base, replace=replace)
         return ImageBoot(base, hardware, read(annotations).disk, root, names=names)
 
     async def _undo(self, sandbox: Sandbox) -> None:

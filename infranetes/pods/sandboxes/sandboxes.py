@@ -53,7 +53,7 @@ END_SECONDS = 15.0  # what the end of a VM may take of the time that a stop's ca
 _log = Logger()
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Sandboxes:
     """Runs, stops and removes sandboxes: the sandbox calls of the CRI, without their messages.
 
@@ -123,29 +123,26 @@ class Sandboxes:
 
         :param limit: the seconds until the caller gives up; None: it does not say. So long the rest of logs
             that advance is waited for, except for the time that the VM's end takes."""
+        if (sandbox := self._awaited(id, limit)) is not None:
+            await self._end(sandbox)
+
+    def _awaited(self, id: str, limit: float | None) -> Sandbox | None:
+        """Note until when a call waits for the end of a sandbox; return that, or None if it is unknown."""
         try:
             sandbox = self._inventory.sandbox(id)
         except NotFound:
-            return
-        self._await(sandbox, limit)
-        self._cancel_desertion(sandbox)
-        await self._end(sandbox)
-
-    def _await(self, sandbox: Sandbox, limit: float | None) -> None:
+            return None
         seconds = LONGEST_SECONDS if limit is None else limit - min(END_SECONDS, limit / 4)
         sandbox.awaited_until = max(sandbox.awaited_until, self._clock.seconds() + seconds)
+        self._cancel_desertion(sandbox)
+        return sandbox
 
     async def remove(self, id: str, limit: float | None = None) -> None:
         """End what is left of the sandbox and forget it. Does nothing if the sandbox is unknown.
 
         :param limit: see `stop`."""
-        try:
-            sandbox = self._inventory.sandbox(id)
-        except NotFound:
-            return
-        self._await(sandbox, limit)
-        self._cancel_desertion(sandbox)
-        await self._forget(sandbox)
+        if (sandbox := self._awaited(id, limit)) is not None:
+            await self._forget(sandbox)
 
     def resume(self, sandbox: Sandbox) -> None:
         """Continue a launch that an earlier daemon began, and that no call waits for yet."""

@@ -24,7 +24,7 @@ STARTING, RUNNING = ContainerState.STARTING, ContainerState.RUNNING
 _log = Logger()
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class ContainersEnd:
     """Ends the containers of sandboxes that are stopped.
 

@@ -31,7 +31,7 @@ VM_ENDED_REASON = "VMEnded"
 _log = Logger()
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class AgentConnections:
     """The connections to the agents of sandboxes' VMs, and their streams of events.
 

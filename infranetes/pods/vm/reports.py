@@ -52,7 +52,7 @@ Until = Callable[[], float] | None
 _log = Logger()
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class ContainerReports:
     """Changes containers' records to what their agents report, and records ends that no agent can report."""
 

@@ -35,7 +35,7 @@ _MIB = 1 << 20
 _log = Logger()
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Resizer:
     """Serves UpdatePodSandboxResources. The calls for one sandbox are served one after the other."""
 

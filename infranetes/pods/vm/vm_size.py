@@ -57,7 +57,7 @@ def recorded_size(sandbox: Sandbox) -> Size:
     )
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class RequestedSizes:
     """The sizes that pods ask for, by the CRI, annotations and the API server.
 
