@@ -79,7 +79,7 @@ class RunTests(TestCase):
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).absolute()
-        for name in ("harness", "mutants", "support"):
+        for name in ("guests", "harness", "mutants", "support"):
             shutil.copytree(ROOT / "tests" / name, self.root / "tests" / name)
         shutil.copy(ROOT / "tests" / "__init__.py", self.root / "tests")
         self.write("txgrpc/__init__.py", "")
