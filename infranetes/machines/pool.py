@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-import attrs
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
@@ -308,10 +307,9 @@ class Pool:
         if member.state is PoolState.PREPARING:
             await self.update(member, member.record.to(PoolState.STOPPING))
         await member.machine.stop_vm(STOP_SECONDS)
-        if member.state is PoolState.STOPPING:
-            with member.machine.timeline.step("the VM waits in the pool, stopped", launch=LaunchStep.RECORD):
-                await self.update(member, member.record.stopped())
-            member.has_stopped()
+        with member.machine.timeline.step("the VM waits in the pool, stopped", launch=LaunchStep.RECORD):
+            await self.update(member, member.record.stopped())
+        member.has_stopped()
 
     def _tell(self, member: Member, began: int, error: Exception | None = None) -> None:
         """Report a launch that has ended to the observer. :param began: nanoseconds since 1970."""
@@ -375,7 +373,7 @@ class Pool:
         instance = by_token.get(member.record.token)
         if instance is None and await self._is_gone(member):
             self.end(member, "the provider no longer has it")
-        elif instance is not None and not member.taken:
+        elif instance is not None:
             member.machine.instance = instance
             if instance.state is InstanceState.ENDED:
                 self.ended(instance)
@@ -438,12 +436,9 @@ class Pool:
     def update(self, member: Member, record: PoolRecord) -> Deferred[None]:
         """Make `record` the member's; fires once it is on the disk.
 
-        A VM that is being ended keeps its state. For one that is no longer the pool's nothing is written.
-        """
+        For a VM that is no longer the pool's nothing is written."""
         if self.members.get(member.id) is not member:
             return succeed(None)
-        if member.state is PoolState.ENDING:
-            record = attrs.evolve(record, state=PoolState.ENDING, message=member.record.message)
         member.record = record
         return self._context.store.update_pool(record)
 

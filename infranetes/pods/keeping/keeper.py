@@ -292,7 +292,6 @@ class PodKeeper(PodFeature):
         await self._end(sandbox.id)
 
     async def vm_destroyed(self, sandbox: Sandbox) -> None:
-        await self._end(sandbox.id)
         await self._states.unmark(sandbox.id)
         self._let_others(sandbox.id)
 

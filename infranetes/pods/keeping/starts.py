@@ -128,7 +128,6 @@ class KeptStarts(PodFeature):
         return next((each for each in fitting if each.template == template), fitting[0])
 
     async def vm_destroyed(self, sandbox: Sandbox) -> None:
-        self._cold_pods.discard(sandbox.id)
         await self._clones.forget(sandbox.id)
 
     # ---- its containers

@@ -98,6 +98,9 @@ class FillTests(PoolTestCase):
         self.world.wait(700, step=5)
         self.assertEqual(len(self.idle), 7)
         self.assertEqual(self.pool.trouble, "")
+        self.provider.launch_error = ResourceExhausted("no capacity")
+        self.pool.end(next(iter(self.pool.members.values())), "test")
+        self.assertEqual(self.pool._pace.wait(self.world.clock.seconds()), self.config.retry, "as at first")
 
     def test_pace(self) -> None:
         pace = Pace(2, 5.0)

@@ -50,6 +50,23 @@ class ClaimTests(PoolTestCase):
         self.assertNotIn(sandbox, self.records())
         self.assert_nothing_leaks()
 
+    def test_two_that_ask_before_either_is_recorded_have_different_ones(self) -> None:
+        writes: list[tuple[Deferred[None], Any]] = []
+
+        def later(write: Any) -> Deferred[None]:
+            writes.append((Deferred(), write))
+            return writes[-1][0]
+
+        real = self.world.store._write
+        self.patch(self.world.store, "_write", later)
+        asked = [self.start(pod(name)) for name in ("a", "b")]
+        self.assertEqual((len(writes), self.idle), (2, []))
+        self.patch(self.world.store, "_write", real)
+        for answered, write in writes:
+            real(write).chainDeferred(answered)
+        self.assertEqual(len({self.successResultOf(each) for each in asked}), 2)
+        self.assert_nothing_leaks()
+
     def test_a_vm_has_run_a_container_before_a_pod_can_have_it(self) -> None:
         (waiting, _) = self.idle
         self.assertEqual(self.world.agents[waiting].warmed_up, 1)

@@ -6,15 +6,18 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 from zope.interface import implementer
 
+from infranetes.machines.pod_machine import PodMachine
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.pool_record import PoolState
+from infranetes.machines.pooled import smallest
 from infranetes.observer import Launch, LaunchKind, NullObserver
 from infranetes.pods.store.states import SandboxState
-from infranetes.providers.interface import Instance, InstanceSpec, InstanceState, VmRequest
+from infranetes.providers.interface import Instance, InstanceSpec, InstanceState, Size, VmRequest
 from infranetes.providers.stopping import IStopsVms
+from infranetes_common.concurrency import start
 from infranetes_common.config import Bytes
 from infranetes_common.errors import InvalidArgument, Unavailable
 from tests.infranetes.machines.pool_case import PoolTestCase
@@ -117,14 +120,21 @@ class FillTests(StoppedPoolCase):
         self.assertEqual({one.state for one in self.provider.instances.values()}, {InstanceState.STOPPED})
         for record in self.world.store.contents().pool:
             self.assertEqual(
-                (record.address, record.agent_host, record.agent_port, record.certificate_key),
-                ("", "", 0, ""),
+                (record.address, record.agent_host, record.agent_port),
+                ("", "", 0),
             )
+            self.assertEqual((record.certificate_until, record.certificate_key), (0, ""))
             self.assertTrue(record.instance_id)
         self.assertEqual((self.idle, self.pool.target, self.pool.trouble), ([], 2, ""))
         self.world.wait(200, step=5)
         self.assertEqual((len(self.provider.specs), len(self.asked("stop"))), (2, 2))
         self.assert_nothing_leaks()
+
+    def test_what_the_provider_says_of_one_is_known_from_its_stop_on(self) -> None:
+        [before, _] = self.pool.stopped()
+        self.pool.end(before, "test")
+        states = [one.machine.instance and one.machine.instance.state for one in self.pool.stopped()]
+        self.assertEqual(states, [InstanceState.STOPPED] * 2)
 
     def test_the_first_certificate_lasts_no_longer_than_a_launch(self) -> None:
         self.provider.stopping = Deferred()
@@ -179,8 +189,10 @@ class FillTests(StoppedPoolCase):
         self.provider.stopping = Deferred()
         self.pool.reconfigure(PoolConfig(sizes=(PoolSize(stopped=3),), per_minute=100))
         self.assertEqual(self.states(), ["stopped"] * 2 + ["stopping"])
+        [stopping] = [one for one in self.pool.members.values() if one.state is PoolState.STOPPING]
         ended = self.successResultOf(Deferred.fromCoroutine(self.pool.drain()))
         self.assertEqual((len(ended), self.states(), self.provider.instances), (3, [], {}))
+        self.assertTrue(stopping.booting.done, "nobody waits for its stop")
         self.provider.stopping.callback(None)
         self.world.wait(60, step=1)
         self.assertEqual((self.states(), self.pool.trouble), ([], ""))
@@ -233,6 +245,8 @@ class ClaimTests(StoppedPoolCase):
         first, second = self.start(pod("a")), self.start(pod("b"))
         self.assertEqual(len(writes), 2)
         self.assertEqual(self.stopped, [])
+        self.pool.reconfigure(PoolConfig())
+        self.assertEqual(self.asked("destroy"), [], "pods are about to have them")
         self.patch(self.world.store, "_write", real)
         for answered, write in writes:
             real(write).chainDeferred(answered)
@@ -274,6 +288,51 @@ class ClaimTests(StoppedPoolCase):
             self.world.store.delete_pool(member.id)
         sandbox = self.run_pod()
         self.assertEqual(len([one for one in self.provider.specs if one.sandbox_id == sandbox]), 1)
+        self.world.wait(60, step=5)
+        self.assertEqual((len(self.stopped), self.states()), (2, ["stopped"] * 2), "others take their places")
+
+    def test_where_one_can_not_be_had_the_next_one_is(self) -> None:
+        first, second = sorted(self.pool.stopped(), key=lambda each: each.record.created_at)
+        gone = smallest(self.pool.stopped(), Size(), "")
+        assert gone is not None
+        self.world.store.delete_pool(gone.id)
+        self.assertEqual({self.run_pod(), gone.id}, {first.id, second.id})
+
+    def test_a_claim_that_is_cancelled_while_it_is_recorded_has_its_vm(self) -> None:
+        recorded: Deferred[None] = Deferred()
+        handed: list[str] = []
+
+        async def adopt(machine: PodMachine) -> None:
+            handed.append(machine.id)
+            await recorded
+
+        claiming = start(self.pool.claim(Size(), (), adopt))
+        claiming.addErrback(lambda _: None)
+        claiming.cancel()
+        recorded.callback(None)
+        [id] = handed
+        self.assertNotIn(id, self.pool.members)
+
+    def test_a_pod_that_is_stopped_while_its_claim_is_written_leaves_nothing(self) -> None:
+        writes: list[tuple[Deferred[None], Any]] = []
+
+        def later(write: Any) -> Deferred[None]:
+            writes.append((Deferred(), write))
+            return writes[-1][0]
+
+        real = self.world.store._write
+        self.patch(self.world.store, "_write", later)
+        running = self.start(pod("web"))
+        running.addErrback(lambda _: None)
+        [sandbox] = self.world.node.inventory.sandboxes
+        stopping = start(self.world.sandboxes.stop(sandbox))
+        self.patch(self.world.store, "_write", real)
+        for answered, write in writes:
+            real(write).chainDeferred(answered)
+        self.successResultOf(stopping)
+        self.world.wait(60, step=5)
+        self.assert_nothing_leaks()
+        self.assertEqual(len(self.stopped), 2)
 
     def test_it_is_told_as_what_it_is(self) -> None:
         told = list[Launch]()
@@ -311,6 +370,18 @@ class PassTests(StoppedPoolCase):
         self.assertNotIn(first.id, self.stopped)
         self.assertNotIn(second.id, self.stopped)
         self.assert_nothing_leaks()
+
+    def test_one_that_no_list_shows_and_nobody_can_look_up_is_kept(self) -> None:
+        before, looked = self.stopped, list[str]()
+
+        def get(id: str) -> Deferred[Instance]:
+            looked.append(id)
+            return fail(Unavailable("the cloud does not answer"))
+
+        self.patch(self.provider, "get", get)
+        for by_token, looks in ((None, 0), ({}, 2)):
+            self.successResultOf(start(self.pool.check(by_token)))
+            self.assertEqual((self.stopped, len(looked)), (before, looks))
 
     def test_one_that_ended_unseen_is_found_by_the_list(self) -> None:
         (first, _) = self.pool.stopped()
@@ -381,9 +452,11 @@ class RestartTests(StoppedPoolCase):
             if done:
                 self.provider.stopping.callback(None)
             launched = len(self.provider.specs)
+            waited = self.patch(self.provider, "wait_running", lambda *_: fail(Unavailable("it is stopped")))
             self.kill_and_restart()
             self.world.wait(5, step=1)
-            self.assertIn(stopping, self.stopped)
+            waited.restore()
+            self.assertIn(stopping, self.stopped, "nobody waits for it to run before its stop goes on")
             self.assertEqual(len(self.provider.specs), launched, "it is not started for that")
         self.assert_whole()
 

@@ -18,6 +18,7 @@ class Keeper:
     """Keeps VMs in name, and prepares what it has kept.
 
     :ivar error: what it fails with; None: it does not. :ivar waits: it never ends.
+    :ivar seconds: the time that each keeping may take.
     :ivar prepare_error: what preparing fails with. :ivar check_error: why no VM can start from a state.
     """
 
@@ -28,12 +29,14 @@ class Keeper:
         self.check_error: Exception | None = None
         self.prepared: list[Path] = []
         self.asked: list[str] = []
+        self.seconds: list[float] = []
         self.directories: list[Path] = []
         self.cancelled = 0
         self.before: Callable[[], None] = lambda: None
 
     def keep(self, instance_id: str, directory: Path, seconds: float) -> Deferred[KeptVm]:
         self.asked.append(instance_id)
+        self.seconds.append(seconds)
         self.directories.append(directory)
         return start(self._keep(directory))
 

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
+
+import attrs
 
 from infranetes.machines.keeping import Hook
 from infranetes.pods.keeping.config import KeptConfig
 from infranetes.pods.keeping.keep_as import MOST_TEMPLATES, RETRY_SECONDS, TRIES
-from infranetes.pods.keeping.states import KeptState
+from infranetes.pods.keeping.states import KeptState, Stage
 from infranetes_common.concurrency import start
 from infranetes_common.config import Bytes
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavailable
+from infranetes_common.errors import AlreadyExists, FailedPrecondition, InvalidArgument, Unavailable
 from tests.infranetes.pods.fakes import box, pod
 from tests.infranetes.pods.keeping.kept_case import SECRET, KeptCase
 
@@ -152,6 +155,37 @@ class KeepAsTests(KeepAsCase):
         for _ in range(3):
             self.passes()
         self.assertEqual(len(self.keeping.asked), 1)
+
+    def test_while_another_is_being_kept_so_it_waits_and_is_kept_if_that_fails(self) -> None:
+        self.begin()
+        self.passes()
+        (state,) = self.world.states
+        made, self.keeping.asked = state, []
+        self.world.states.note(attrs.evolve(made, stage=Stage.KEEPING))
+        self.begin("u3")
+        for _ in range(TRIES + 1):
+            self.passes(RETRY_SECONDS + 1)
+        self.assertEqual(self.keeping.asked, [])
+        self.successResultOf(start(self.world.states.remove(made.id)))
+        self.passes()
+        self.assertEqual((len(self.keeping.asked), len(self.names())), (1, 1))
+
+    def test_one_that_meets_another_at_its_name_is_tried_as_often_as_it_takes(self) -> None:
+        self.begin()
+        with mock.patch.object(self.world.keeper, "keep", side_effect=AlreadyExists("being kept")):
+            for _ in range(TRIES + 1):
+                self.passes(RETRY_SECONDS + 1)
+        self.passes()
+        self.assertEqual(len(self.names()), 1)
+
+    def test_nothing_is_remembered_of_one_that_is_gone(self) -> None:
+        self.keeping.error = Unavailable("the hypervisor does not answer")
+        self.begin()
+        for _ in range(TRIES):
+            self.passes(RETRY_SECONDS + 1)
+        self.assertTrue(self.world.keep_as._done and self.world.keep_as._tries)
+        self.successResultOf(start(self.world.sandboxes.stop(self.pod_id)))
+        self.assertNotIn(self.pod_id, {*self.world.keep_as._done, *self.world.keep_as._tries})
 
     def test_malformed_annotations_are_refused(self) -> None:
         for name, value in (

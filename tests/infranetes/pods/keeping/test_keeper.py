@@ -280,6 +280,30 @@ class FailureTests(KeptCase):
         self.successResultOf(keeping)
         self.assert_pod_runs()
 
+    def test_one_that_is_cancelled_while_it_does_not_go_on_yet_goes_on(self) -> None:
+        self.world.secrets.error = Unavailable("the connection is lost")
+        keeping = self.keep()
+        keeping.cancel()
+        self.world.secrets.error = None
+        self.world.wait(6.0)
+        self.failureResultOf(keeping)
+        self.assert_goes_on()
+
+    def test_the_provider_has_the_time_that_is_left(self) -> None:
+        held: Deferred[None] = Deferred()
+        hold = self.agent.hold
+
+        async def slow(*args: Any, **options: Any) -> None:
+            await held
+            await hold(*args, **options)
+
+        self.patch(self.agent, "hold", slow)
+        keeping = self.keep(seconds=60.0)
+        self.world.clock.advance(20.0)
+        held.callback(None)
+        self.successResultOf(keeping)
+        self.assertEqual(self.keeping.seconds, [40.0])
+
     def test_a_pod_that_does_not_go_on_in_time_goes_on_once_its_agent_is_heard(self) -> None:
         self.world.secrets.error = Unavailable("the connection is lost")
         keeping = self.keep(seconds=600.0)
@@ -298,6 +322,15 @@ class FailureTests(KeptCase):
         self.world.secrets.error = None
         self.successResultOf(start(self.world.node.features.sweep()))
         self.assert_goes_on()
+
+    def test_a_pass_leaves_one_alone_whose_agent_is_not_heard(self) -> None:
+        self.world.secrets.error = Unavailable("the connection is lost")
+        self.keep(seconds=600.0).addErrback(lambda _: None)
+        self.world.wait(GO_ON_SECONDS + 10)
+        self.agent.away = True
+        self.agent.streams[-1].break_(Unavailable("the connection is lost"))
+        self.successResultOf(start(self.world.keeper.sweep()))
+        self.assertEqual(self.left(), [f"held/{self.pod_id}"])
 
 
 class OtherCallsTests(KeptCase):
@@ -351,6 +384,7 @@ class OtherCallsTests(KeptCase):
         self.successResultOf(start(self.world.sandboxes.stop(self.pod_id)))
         self.failureResultOf(creating)
         self.assertEqual(self.left(), [])
+        self.assertEqual(self.world.keeper._holding, {})
 
     def test_a_vm_that_ends_meanwhile_leaves_nothing(self) -> None:
         keeping = self.keep(seconds=5.0)
@@ -363,6 +397,22 @@ class OtherCallsTests(KeptCase):
     def test_a_daemon_that_stops_has_it_go_on(self) -> None:
         self.keep().addErrback(lambda _: None)
         self.world.stop()
+        self.assert_goes_on()
+
+    def test_a_daemon_that_stops_waits_until_it_goes_on(self) -> None:
+        self.keep().addErrback(lambda _: None)
+        released: Deferred[None] = Deferred()
+        release = self.agent.release
+
+        async def slow() -> None:
+            await released
+            await release()
+
+        self.patch(self.agent, "release", slow)
+        stopping = start(self.world.keeper.stop())
+        self.assertNoResult(stopping)
+        released.callback(None)
+        self.successResultOf(stopping)
         self.assert_goes_on()
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import stat
 from typing import Any
+from unittest import mock
 
 import attrs
 from twisted.internet.defer import Deferred
 from zope.interface import noLongerProvides
 
+from infranetes.pods.keeping import starts
 from infranetes.pods.keeping.starts import UNWANTED_SECONDS
 from infranetes.pods.keeping.states import Stage
 from infranetes.pods.node.handler_config import MACHINE
@@ -193,6 +195,7 @@ class PodTests(StartCase):
         self.asked().addErrback(lambda _: None)
         kept = self.world.provider.specs[-1].kept
         self.world.provider.launching = None
+        self.keeping.check_error = FailedPrecondition("another one would not start from it any more")
         self.world.restart()
         self.assertEqual(self.world.provider.specs[-1].kept, kept)
         self.assertEqual(len(self.world.clones.ids()), 1)
@@ -364,6 +367,31 @@ class ContainerTests(StartCase):
             self.assertEqual(self.its.kept, set())
         id = self.created(self.clone, name="data", mounts=DATA)
         self.assertEqual(self.made_cold(self.its), [id])
+
+    def test_one_whose_creation_has_failed_is_wanted_no_more(self) -> None:
+        async def fail(container: Any, config: Any) -> Any:
+            raise Unavailable("its secret can't be brought")
+
+        self.patch(self.world.secrets, "prepare", fail)
+        self.failureResultOf(self.create(self.clone, name="data", mounts=DATA), Unavailable)
+        self.world.clock.advance(UNWANTED_SECONDS + 1)
+        self.successResultOf(start(self.world.starts.sweep()))
+        self.assertEqual(self.its.kept, set())
+
+    def test_those_of_a_pod_that_is_lost_go_with_it(self) -> None:
+        record = self.world.node.inventory.sandboxes[self.clone].record
+        self.world.provider.end(record.instance_id, "killed")
+        self.world.clock.advance(UNWANTED_SECONDS + 1)
+        with mock.patch.object(starts, "_log") as log:
+            self.successResultOf(start(self.world.starts.sweep()))
+        self.assertEqual(log.mock_calls, [])
+
+    def test_a_pass_forgets_pods_that_were_never_recorded(self) -> None:
+        clone = self.world.clones.get(self.clone)
+        assert clone is not None
+        self.successResultOf(start(self.world.clones.put("e" * 32, clone)))
+        self.successResultOf(start(self.world.starts.sweep()))
+        self.assertEqual(self.world.clones.ids(), [self.clone])
 
     def test_one_that_is_being_given_to_the_pod_is_wanted(self) -> None:
         waiting: Deferred[None] = Deferred()

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from twisted.internet.defer import Deferred
 
 from infranetes.pods.sleeping.answers import MOST
-from infranetes.pods.sleeping.command_probes import MOST_OUTPUT
+from infranetes.pods.sleeping.command_probes import MOST_OUTPUT, CommandProbes
 from infranetes.pods.sleeping.idleness import LOOK_SECONDS
 from infranetes.providers.annotations import sleep_probes
 from infranetes.providers.sleeping import Activity
@@ -180,6 +180,14 @@ class ProbesTests(SleepCase):
         self.probe()
         self.assert_awake()
         self.assertEqual(self.ran(), 2)
+
+    def test_nothing_is_remembered_of_one_that_is_gone(self) -> None:
+        self.probe()
+        [probes] = [each for each in self.world.node.features if isinstance(each, CommandProbes)]
+        question = (self.container, *PROBE)
+        self.assertTrue(probes._answers.has(self.pod_id, question))
+        self.do(self.world.sandboxes.stop(self.pod_id))
+        self.assertFalse(probes._answers.has(self.pod_id, question))
 
     def test_of_a_pod_that_does_not_ask_for_it_nothing_is_repeated(self) -> None:
         other = self.do(self.world.sandboxes.run(pod("other", "u2"), ""))

@@ -100,7 +100,14 @@ class IdlenessTests(SleepCase):
         self.sleeps.sleep_error = Unimplemented("this QEMU can't")
         self.passes(10 * AFTER + 10 * RETRY_SECONDS)
         self.assertEqual(len(self.sleeps.asked), 1)
+        self.assertEqual(self.world.sleepy._given_up, {self.pod_id})
         self.assertIn("this QEMU can't", [each.error for each in self.sandbox.timeline.steps])
+
+    def test_nothing_is_remembered_of_one_that_is_gone(self) -> None:
+        self.sleeps.sleep_error = Unimplemented("this QEMU can't")
+        self.passes(2 * AFTER)
+        self.do(self.world.sandboxes.stop(self.pod_id))
+        self.assertEqual((self.world.sleepy._given_up, self.world.sleepy._quiet), (set(), {}))
 
     def test_one_that_a_command_has_put_to_sleep_begins_anew_when_it_is_woken(self) -> None:
         self.passes(AFTER - LOOK_SECONDS)
