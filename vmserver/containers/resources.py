@@ -11,6 +11,8 @@ from infranetes_common.wire import cri
 
 _FILE = re.compile(r"(?:cpu|memory|io|pids|hugetlb|cpuset|misc|rdma)\.[a-zA-Z0-9_.]{1,64}")
 _MAX_VALUE = 256
+# kubelet adds these to every container, or every one with limits, where the *node* has cgroup v2.
+_BY_NODE = frozenset({"memory.high", "memory.min", "memory.oom.group", "memory.swap.max"})
 
 
 def check_not_negative(limits: cri.LinuxContainerResources) -> None:
@@ -41,6 +43,14 @@ def check_files(limits: cri.LinuxContainerResources) -> None:
             raise InvalidArgument(
                 f"resources.unified: {name[:80]!r} is not a file of a cgroup, or its value not one line"
             )
+
+
+def check_unified(limits: cri.LinuxContainerResources) -> None:
+    """Check limits for a VM without cgroup v2, where what kubelet adds for its node's sake has no effect.
+
+    :raise InvalidArgument: somebody else asks for a file of cgroup v2."""
+    if others := sorted(set(limits.unified) - _BY_NODE):
+        raise InvalidArgument(f"resources.unified: {others[0][:80]}: the VM has no cgroup v2")
 
 
 def cpu_weight(shares: int) -> int:

@@ -88,6 +88,12 @@ class CgroupTests(SynchronousTestCase):
         error = self.assertRaises(InvalidArgument, self.apply, unified={"io.max": "1"})
         self.assertIn("no such limit", str(error))
 
+    def test_a_vm_without_cgroup_2_takes_what_kubelet_adds_where_its_node_has_it(self) -> None:
+        without = Path(self.mktemp())
+        cgroups.check(limits(unified={"memory.oom.group": "1", "memory.swap.max": "0"}), without)
+        error = self.assertRaises(InvalidArgument, cgroups.check, limits(unified={"pids.max": "1"}), without)
+        self.assertIn("resources.unified: pids.max", str(error))
+
     def test_a_process_that_has_ended_has_none(self) -> None:
         self.apply(memory_limit_in_bytes=1)
 

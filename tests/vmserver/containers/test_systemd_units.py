@@ -156,7 +156,8 @@ class UnitTests(SystemdCase, TestCase):
     async def test_limits_are_the_kernels_and_apply_to_commands_too(self) -> None:
         limits = cri.LinuxContainerResources(
             memory_limit_in_bytes=48 << 20, cpu_shares=512, cpu_quota=50_000, cpu_period=100_000,
-            oom_score_adj=500, unified={"pids.max": "32"},
+            oom_score_adj=500,
+            unified={"pids.max": "32", "memory.oom.group": "1", "memory.swap.max": "0"},
         )  # fmt: skip
         id = await self.run_container("sleep", "600", linux=cri.LinuxContainerConfig(resources=limits))
         pid = self.systemd.outside((await self.state(id)).pid)
@@ -332,6 +333,13 @@ class TranslationTests(SynchronousTestCase):
     def test_a_limit_of_memory_can_be_taken_away(self) -> None:
         found = dict(units.limits(cri.LinuxContainerResources(memory_limit_in_bytes=-1)))
         self.assertEqual(found, {name: ("t", units.INFINITY) for name in ("MemoryMax", "MemorySwapMax")})
+
+    def test_what_kubelet_adds_where_its_node_has_cgroup_2(self) -> None:
+        limits = cri.LinuxContainerResources(unified={"memory.oom.group": "1", "memory.swap.max": "0"})
+        self.assertEqual(units.limits(limits), [("MemorySwapMax", ("t", 0))])
+        for name, value in (("memory.oom.group", "0"), ("io.max", "1")):
+            limits = cri.LinuxContainerResources(unified={name: value})
+            self.assertIn(name, str(self.assertRaises(InvalidArgument, units.limits, limits)))
 
     def test_cpus_as_a_bit_mask(self) -> None:
         found = dict(units.limits(cri.LinuxContainerResources(cpuset_cpus="0-2,9")))

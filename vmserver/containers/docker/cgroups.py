@@ -13,7 +13,7 @@ from pathlib import Path
 
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import cri
-from vmserver.containers.resources import check_files, cpu_weight
+from vmserver.containers.resources import check_files, check_unified, cpu_weight
 
 CGROUP2 = Path("/sys/fs/cgroup")
 
@@ -66,8 +66,9 @@ def is_v2(cgroup2: Path = CGROUP2) -> bool:
 
 def check(limits: cri.LinuxContainerResources, cgroup2: Path = CGROUP2) -> None:
     """Validate limits. :raise InvalidArgument: one is malformed, or needs cgroup v2 and the VM has none."""
-    if extra_files(limits) and limits.unified and not is_v2(cgroup2):
-        raise InvalidArgument("resources.unified: the VM has no cgroup v2")
+    check_files(limits)
+    if not is_v2(cgroup2):
+        check_unified(limits)
 
 
 def apply(

@@ -28,8 +28,8 @@ def check(limits: cri.LinuxContainerResources, kernel: Kernel) -> None:
     """Validate limits. :raise InvalidArgument: one can't be set; names the field."""
     resources.check(limits)
     resources.check_files(limits)
-    if limits.unified and not kernel.cgroup2:
-        raise InvalidArgument("resources.unified: the VM has no cgroup v2")
+    if not kernel.cgroup2:
+        resources.check_unified(limits)
     low, high = _PERIODS
     if limits.cpu_period and not low <= limits.cpu_period <= high:
         raise InvalidArgument(f"resources.cpu_period {limits.cpu_period}: expected {low} to {high}")
@@ -70,7 +70,7 @@ def linux_resources(limits: cri.LinuxContainerResources, kernel: Kernel) -> Spec
     ]
     if pages:
         found["hugepageLimits"] = pages
-    if limits.unified:
+    if limits.unified and kernel.cgroup2:
         found["unified"] = dict(limits.unified)
     return found
 

@@ -169,12 +169,15 @@ def limits(requested: cri.LinuxContainerResources) -> list[Property]:
     for page in requested.hugepage_limits:
         _refuse(page.limit > 0, "resources.hugepage_limits", "a limit of huge pages")
     for name, value in requested.unified.items():
-        found.append(_unified(name, value))
+        if (name, value) != _KILLED_TOGETHER:
+            found.append(_unified(name, value))
     return found
 
 
 _UNIFIED = {"pids.max": "TasksMax", "memory.high": "MemoryHigh", "memory.low": "MemoryLow",
-            "memory.min": "MemoryMin"}  # fmt: skip
+            "memory.min": "MemoryMin", "memory.swap.max": "MemorySwapMax"}  # fmt: skip
+# kubelet adds it to every container where its node has cgroup v2; units' OOMPolicy is that already.
+_KILLED_TOGETHER = ("memory.oom.group", "1")
 
 
 def _unified(name: str, value: str) -> Property:

@@ -508,7 +508,13 @@ class LimitTests(Refusing):
             self.refused(f"resources.{field}", limited, **{field: value})
         old = Kernel(cgroup2=False)
         limits = cri.LinuxContainerResources(unified={"pids.max": "1"})
-        self.refused("resources.unified", lambda: linux_resources(limits, old))
+        self.refused("resources.unified: pids.max", lambda: linux_resources(limits, old))
+
+    def test_what_kubelet_adds_where_its_node_has_cgroup_2_refuses_no_vm_without(self) -> None:
+        added = {"memory.oom.group": "1", "memory.swap.max": "0", "memory.min": "4096", "memory.high": "max"}
+        limits = cri.LinuxContainerResources(cpu_shares=512, unified=added)
+        self.assertEqual(linux_resources(limits, Kernel(cgroup2=False)), {"cpu": {"shares": 512}})
+        self.assertEqual(linux_resources(limits, Kernel())["unified"], added)
 
     def test_the_least_and_the_most_that_can_be_set(self) -> None:
         for field, value, name in (
