@@ -106,11 +106,12 @@ class RestartTests(ContainersTestCase):
         self.assertEqual(self.world.store.contents().containers, ())
         self.create()
 
-    def test_a_removal_is_finished(self) -> None:
-        made = self.create()
-        removing = self.kept(made).to(ContainerState.REMOVING)
+    def test_removals_are_finished(self) -> None:
+        both = [self.create(), self.create(box("other"))]
+        removing = [self.kept(made).to(ContainerState.REMOVING) for made in both]
         self.world.kill()
-        self.world.store.put_container(removing)
+        for record in removing:
+            self.world.store.put_container(record)
         self.world.restart()
         self.assertEqual(self.world.store.contents().containers, ())
         self.assertEqual(self.agent.containers, {})
@@ -270,6 +271,23 @@ class PassTests(PodsTestCase):
         self.do(self.world.reconciler.once(self.world.side))
         self.assertNotIn(stray, self.world.provider.instances)
 
+    def test_that_of_a_pod_that_is_stopped_is_destroyed_likewise(self) -> None:
+        id = self.run_pod()
+        (instance,) = self.world.provider.instances.values()
+        self.do(self.world.sandboxes.stop(id))
+        self.world.provider.instances[instance.id] = instance  # made once more, after its end
+        for left in (1, 0):
+            self.do(self.world.reconciler.once(self.world.side))
+            self.assertEqual(len(self.world.provider.instances), left)
+
+    def test_what_the_list_says_of_a_pods_vm_is_known_from_then_on(self) -> None:
+        id = self.run_pod()
+        [(name, instance)] = self.world.provider.instances.items()
+        self.world.provider.instances[name] = attrs.evolve(instance, zone="z")
+        self.do(self.world.reconciler.once(self.world.side))
+        known = self.world.node.inventory.sandboxes[id].machine.instance
+        self.assertEqual(known and known.zone, "z")
+
     def test_one_that_is_seen_in_two_passes_apart_is_left_alone(self) -> None:
         stray = self.stray()
         self.do(self.world.reconciler.once(self.world.side))
@@ -354,10 +372,12 @@ class PassTests(PodsTestCase):
         real = self.world.provider.list
 
         def broken() -> Any:
-            raise Unavailable("down")
+            raise errors.pop()
 
+        errors = [Unavailable("down"), ZeroDivisionError("ours")]
         self.world.provider.list = broken  # type: ignore[method-assign]
-        self.world.wait(self.world.times.sweep + 1)
+        self.world.wait(2 * self.world.times.sweep + 1)
+        self.assertEqual((errors, len(self.flushLoggedErrors(ZeroDivisionError))), ([], 1))
         self.world.provider.list = real  # type: ignore[method-assign]
         self.world.wait(self.world.times.sweep * 3)
         self.assertNotIn(stray, self.world.provider.instances)

@@ -6,10 +6,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import attrs
 from twisted.internet.defer import Deferred
 
 from infranetes.pods.node.hooks import PodFeature
-from infranetes.pods.node.inventory import Sandbox
+from infranetes.pods.node.inventory import Container, Sandbox
+from infranetes.pods.node.sides import ProviderSide
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm.vm_size import size_of
 from infranetes.providers.interface import Instance, InstanceState, Size
@@ -323,6 +325,76 @@ class StopTests(PodsTestCase):
         self.do(world.sandboxes.stop(self.sandbox))
         self.assertEqual((seen, len(world.provider.instances)), ([1], 0))
 
+    def test_its_features_let_go_between_the_containers_ends_and_the_vms_and_free_what_it_had_after_it(
+        self,
+    ) -> None:
+        seen: list[tuple[str, bool, bool, bool]] = []
+        late: list[Deferred[str]] = []
+        world, container = self.world, self.container
+
+        class Feature(PodFeature):
+            name = "one that looks"
+
+            def note(self, what: str) -> None:
+                ended = world.node.inventory.containers[container].state is ContainerState.EXITED
+                seen.append((what, ended, late[0].called, bool(world.provider.instances)))
+
+            async def before_create(self, container: Container) -> None:
+                await Deferred()
+
+            async def stopping(self, sandbox: Sandbox) -> None:
+                self.note("stopping")
+
+            async def vm_destroyed(self, sandbox: Sandbox) -> None:
+                self.note("destroyed")
+
+        world.join(Feature())
+        late.append(start(world.containers.create(self.sandbox, box("late"))))
+        late[0].addErrback(lambda _: None)
+        self.do(world.sandboxes.stop(self.sandbox))
+        self.assertEqual(seen, [("stopping", True, True, True), ("destroyed", True, True, False)])
+
+    def test_one_whose_start_was_not_answered_is_ended_too(self) -> None:
+        container = self.world.node.inventory.containers[self.container]
+        container.record = attrs.evolve(container.record, state=ContainerState.STARTING)
+        self.do(self.world.sandboxes.stop(self.sandbox))
+        self.assertIn(("stop 0", self.container), self.agent.calls)
+
+    def test_the_rest_of_the_log_of_one_that_has_ended_is_waited_for(self) -> None:
+        self.agent.become(self.container, cri.CONTAINER_EXITED)
+        self.world.logs.slow = Deferred()
+        stop = start(self.world.sandboxes.stop(self.sandbox))
+        self.assertNoResult(stop)
+        self.assertEqual(len(self.world.provider.instances), 1)
+        self.world.logs.slow.callback(None)
+        self.successResultOf(stop)
+
+    def test_one_that_was_deserted_and_is_stopped_stays_until_it_is_removed(self) -> None:
+        deserted = self.start(pod("deserted"))
+        (sandbox,) = (one for one in self.world.node.inventory if one.id != self.sandbox)
+        self.successResultOf(deserted)
+        self.world.sandboxes._begin_desertion(sandbox)
+        self.do(self.world.sandboxes.stop(sandbox.id))
+        self.world.wait(self.world.times.desertion + 1)
+        self.assertEqual(self.record(sandbox.id).state, SandboxState.STOPPED)
+
+    def test_two_who_remove_it_at_once_remove_it_once(self) -> None:
+        removed: list[str] = []
+        written: Deferred[None] = Deferred()
+        delete = self.world.store.delete_sandbox
+
+        def slow(id: str) -> Deferred[None]:
+            removed.append(id)
+            return written.addCallback(lambda _: delete(id))
+
+        self.patch(self.world.store, "delete_sandbox", slow)
+        both = [start(self.world.sandboxes.remove(self.sandbox)) for _ in range(2)]
+        written.callback(None)
+        for each in both:
+            self.successResultOf(each)
+        self.assertEqual(removed, [self.sandbox])
+        self.assertNothingLeft()
+
     def test_containers_end_then_the_vm(self) -> None:
         self.do(self.world.sandboxes.stop(self.sandbox))
         self.assertEqual(self.world.provider.instances, {})
@@ -392,9 +464,11 @@ class StopTests(PodsTestCase):
         self.world.provider.destroy_error = Unavailable("the IaaS is down")
         self.failureResultOf(start(self.world.sandboxes.stop(self.sandbox)), Unavailable)
         self.assertEqual(self.record(self.sandbox).state, SandboxState.STOPPING)
+        sandbox = self.world.node.inventory.sandboxes[self.sandbox]
+        self.assertIn("the IaaS is down", sandbox.failure)
         self.world.provider.destroy_error = None
         self.do(self.world.sandboxes.stop(self.sandbox))
-        self.assertEqual(self.world.provider.instances, {})
+        self.assertEqual((self.world.provider.instances, sandbox.failure), ({}, ""))
 
     def test_no_vm_is_destroyed_before_the_stop_is_on_the_disk(self) -> None:
         """Also by a second stop, if the first one could not be recorded."""
@@ -482,6 +556,31 @@ class LossTests(PodsTestCase):
             self.world.side,
             Instance(self.instance, self.record(self.sandbox).token, self.sandbox, InstanceState.ENDED),
         )
+        self.assertEqual(self.record(self.sandbox).state, SandboxState.STOPPED)
+
+    def test_another_providers_vm_of_its_token_is_not_its_own(self) -> None:
+        token = self.record(self.sandbox).token
+        other = Instance("other", token, self.sandbox, InstanceState.ENDED)
+        self.world.sandboxes.ended(cast(ProviderSide, object()), other)
+        self.assertEqual(self.record(self.sandbox).state, SandboxState.READY)
+
+    def test_each_feature_is_told(self) -> None:
+        told: list[str] = []
+
+        class Feature(PodFeature):
+            name = "one that is told"
+
+            def lost(self, sandbox: Sandbox) -> None:
+                told.append(sandbox.id)
+
+        self.world.join(Feature())
+        self.world.provider.end(self.instance, "out of memory")
+        self.assertEqual(told, [self.sandbox])
+
+    def test_one_that_was_stopped_is_not_lost_when_its_vm_is_looked_for(self) -> None:
+        sandbox = self.world.node.inventory.sandboxes[self.sandbox]
+        self.do(self.world.sandboxes.stop(self.sandbox))
+        self.do(self.world.sandboxes.look(sandbox))
         self.assertEqual(self.record(self.sandbox).state, SandboxState.STOPPED)
 
     def test_nothing_can_be_made_in_it(self) -> None:
