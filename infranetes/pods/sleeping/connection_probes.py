@@ -29,6 +29,7 @@ from infranetes.pods.sleeping.stand_in import StandIn
 from infranetes.pods.store.states import SandboxState
 from infranetes_common.concurrency import Flight, settled, sleep, start, within
 from infranetes_common.errors import InfranetesError, Unavailable
+from infranetes_common.identity import AGENT_PORT
 from infranetes_common.reactors import IReactor
 from infranetes_common.transports import StreamTransport
 
@@ -182,7 +183,8 @@ class ConnectionProbes(PodFeature):
         if address is None or address not in self._pods:
             return
         try:
-            asked = sorted(await self._table.asked(address))[:MOST_PORTS]
+            agents = {AGENT_PORT, sandbox.record.agent_port}  # which are this daemon's alone
+            asked = sorted(await self._table.asked(address) - agents)[:MOST_PORTS]
         except InfranetesError as error:
             _log.info("probes will wake sandbox {sandbox}: {error}", sandbox=sandbox.id, error=error)
             return

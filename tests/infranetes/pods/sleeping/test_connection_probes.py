@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+import attrs
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
@@ -240,6 +241,14 @@ class ConnectionProbesTests(InNetworkCase):
         self.assertEqual((self.woken, self.connections()), ([], []))
         self.assertFalse(await deferToThread(_thd_touch, 81), "what was closed reaches the pod itself")
         self.assertTrue(await deferToThread(_thd_touch, 7), "what nobody asked for before does, too")
+        await until(lambda: 7 in self.connections(), "the pod was called")
+
+    async def test_the_agents_port_is_left_alone(self) -> None:
+        self.sandbox.record = attrs.evolve(self.sandbox.record, agent_port=7)
+        await self.probes.answered(self.sandbox)
+        await deferToThread(_thd_touch, 7)
+        await self.fall_asleep()
+        await deferToThread(_thd_touch, 7)
         await until(lambda: 7 in self.connections(), "the pod was called")
 
     async def test_a_pod_that_speaks_first_is_woken_to_speak(self) -> None:
