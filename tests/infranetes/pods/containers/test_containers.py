@@ -10,7 +10,10 @@ from twisted.internet.defer import Deferred
 
 from infranetes.cri.validate import FOREVER
 from infranetes.machines.agent.limits import PURGES
+from infranetes.pods.containers.containers import MAX_EXEC_OUTPUT
 from infranetes.pods.containers.stop import STOP_DRAIN_SECONDS
+from infranetes.pods.node.hooks import PodFeature
+from infranetes.pods.node.inventory import Container
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm import listing
 from infranetes.pods.vm.reports import LOG_SECONDS
@@ -371,6 +374,55 @@ class LifeTests(ContainersTestCase):
         self.do(self.world.containers.remove(made))
         self.assertEqual(self.world.store.contents().containers, ())
 
+    def test_one_that_is_being_created_is_not_there_yet_and_its_removal_ends_that(self) -> None:
+        class Feature(PodFeature):
+            name = "one that takes its time"
+
+            async def before_create(self, container: Container) -> None:
+                await Deferred()
+
+        self.world.join(Feature())
+        creating = self.start_create(box("late"))
+        (id,) = self.world.node.inventory.containers
+        self.assertRaises(NotFound, self.world.containers.lookup, id)
+        self.do(self.world.containers.remove(id))
+        self.failureResultOf(creating, Unavailable)
+        self.assertNotIn(("remove", id), self.agent.calls, "its agent was not asked for anything")
+        self.assertEqual(self.world.store.contents().containers, ())
+
+    def test_one_that_is_removed_while_its_sandbox_is_stopped_is_gone_after_that(self) -> None:
+        made = self.run_container()
+        self.world.logs.slow = Deferred()
+        stopping = start(self.world.sandboxes.stop(self.sandbox))
+        removing = start(self.world.containers.remove(made))
+        self.assertNoResult(removing)
+        self.world.logs.slow.callback(None)
+        self.successResultOf(stopping)
+        self.successResultOf(removing)
+        self.assertEqual(self.world.store.contents().containers, ())
+
+    def test_a_removal_frees_what_the_features_had_for_it(self) -> None:
+        released: list[str] = []
+
+        class Feature(PodFeature):
+            name = "one that has something"
+
+            async def release(self, container: Container) -> None:
+                released.append(container.id)
+
+        self.world.join(Feature())
+        made = self.create()
+        self.do(self.world.containers.remove(made))
+        self.assertEqual(released, [made])
+
+    def test_a_stop_that_failed_is_over(self) -> None:
+        made = self.run_container()
+        self.agent.away = True
+        stopping = start(self.world.containers.stop(made, 0))
+        self.world.wait(10)
+        self.failureResultOf(stopping, Unavailable)
+        self.assertEqual(self.world.node.inventory.containers[made].stops, 0)
+
     def test_containers_of_a_stopped_sandbox_need_no_agent_to_be_removed(self) -> None:
         made = self.run_container()
         self.do(self.world.sandboxes.stop(self.sandbox))
@@ -411,6 +463,22 @@ class WhileItRunsTests(ContainersTestCase):
         result = self.do(self.world.containers.exec_sync(self.made, ["ls", "-l"], 9, None))
         self.assertEqual((result.stdout, result.stderr, result.exit_code), (b"out", b"err", 3))
         self.assertIn(("exec ls -l 9 3600", self.made), self.agent.calls)
+
+    def test_no_command_runs_longer_than_the_node_allows(self) -> None:
+        most = self.world.times.exec_limit
+        self.do(self.world.containers.exec_sync(self.made, ["ls"], 0, most + 100))
+        self.assertIn((f"exec ls 0 {most:.0f}", self.made), self.agent.calls)
+
+    def test_only_output_that_is_too_long_is_cut(self) -> None:
+        for more, cut in ((0, False), (1, True)):
+            output = vmserver.ExecSyncResponse(stdout=b"x" * (MAX_EXEC_OUTPUT + more), stderr=b"err")
+
+            async def run(*_: Any, output: vmserver.ExecSyncResponse = output) -> vmserver.ExecSyncResponse:
+                return output
+
+            self.patch(self.agent, "exec_sync", run)
+            result = self.do(self.world.containers.exec_sync(self.made, ["ls"], 0, None))
+            self.assertEqual((len(result.stdout), result.stderr != b"err"), (MAX_EXEC_OUTPUT, cut))
 
     def test_without_a_timeout_the_calls_own_deadline_counts(self) -> None:
         self.do(self.world.containers.exec_sync(self.made, ["ls"], 0, 12.0))

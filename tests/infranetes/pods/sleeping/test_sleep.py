@@ -81,11 +81,13 @@ class SleepTests(SleepCase):
                 self.assertEqual(shown.time_nanos, int(self.world.clock.seconds() * 1e9))
 
     def test_what_needs_it_wakes_it(self) -> None:
+        limits = cri.LinuxContainerResources(cpu_shares=77)
         for use in (
             lambda: self.world.sleeping.called(self.vm),
             lambda: self.world.gate.on_need(self.pod_id),
             lambda: self.do(self.world.node.features.needed(self.sandbox)),
             lambda: self.do(self.world.containers.create(self.pod_id, box("other"))),
+            lambda: self.do(self.world.containers.update(self.container, limits)),
         ):
             self.fall_asleep()
             use()

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
+from unittest import mock
 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
@@ -32,11 +33,16 @@ class AwsStoppedVmsTests(AwsCase, StoppedVmsContract, TestCase):
         """Return which of these calls were made, in their order."""
         return [each["Action"] for each in self.world.requests if each["Action"] in actions]
 
+    def recorded(self) -> list[str]:
+        """Return the tokens of the VMs that are recorded as stopped."""
+        return [file.name for file in (self.state_dir / "aws" / "stopped").iterdir()]
+
     async def test_its_user_data_is_emptied_once_it_is_stopped_and_filled_before_it_is_started(self) -> None:
         self.settings["stopped_price"] = 7.3
         provider = await self.started()
         spec = self.spec()
         stopped = await self.stopped(provider, spec)
+        self.assertEqual(self.recorded(), [spec.token])
         self.assertEqual(stopped.cost_per_hour, 0.01)
         self.assertEqual((stopped.address, stopped.agent_host, stopped.agent_port), ("", "", 0))
         await self.running(provider, self.again(spec))
@@ -44,6 +50,22 @@ class AwsStoppedVmsTests(AwsCase, StoppedVmsContract, TestCase):
             self.asked("StopInstances", "StartInstances", "ModifyInstanceAttribute", "TerminateInstances"),
             ["StopInstances", "ModifyInstanceAttribute", "ModifyInstanceAttribute", "StartInstances"],
         )
+        self.assertEqual(self.recorded(), [], "the next daemon takes one that halts for one that has ended")
+
+    async def test_a_stop_is_recorded_before_the_cloud_is_asked_and_asked_for_once(self) -> None:
+        provider: Any = await self.started()
+        instance = await self.running(provider, self.spec())
+        seen: list[list[str]] = []
+        stop = provider._cloud._thd_stop
+
+        def stopping(driver: Any, vm: Any) -> Any:
+            seen.append(self.recorded())
+            return stop(driver, vm)
+
+        with mock.patch.object(type(provider._cloud), "_thd_stop", staticmethod(stopping)):
+            for _ in range(2):
+                await self.stop_it(provider, instance)
+        self.assertEqual(seen, [[instance.token]])
 
     async def test_one_that_somebody_else_stops_has_ended_also_after_it_was_stopped_and_started(self) -> None:
         provider = await self.started()
@@ -82,6 +104,7 @@ class AwsStoppedVmsTests(AwsCase, StoppedVmsContract, TestCase):
         for _ in range(2):
             error = await self.refused(InvalidArgument, stopper.stop_vm(instance.id, SECONDS))
             self.assertIn("EBS", str(error))
+        self.assertEqual(self.recorded(), [])
         await self.assert_executes(await self.within(provider.get(instance.id)))
 
     async def test_one_that_falls_back_to_stopped_has_ended(self) -> None:
