@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
@@ -32,9 +33,9 @@ _POD_SYSCTLS = re.compile(
 )
 
 
-# The network belongs to the VM, and a user namespace has no privileges over it. So allow every user what root
-# in a container most often needs.
-_FOR_USER_NAMESPACE = {
+# The VM's network is its pod's alone. So allow every user what containerd and Docker allow in a container's
+# network; root of a user namespace, which has no privileges over it, needs that most.
+_FOR_CONTAINERS = {
     "net.ipv4.ip_unprivileged_port_start": "0",
     "net.ipv4.ping_group_range": "0 2147483647",
 }
@@ -59,10 +60,13 @@ class PodSettings:
         self._check_only = check_only
         self._proc_sys = proc_sys
 
-    def apply(self, config: cri.PodSandboxConfig, node_dns: cri.DNSConfig | None = None) -> None:
+    def apply(
+        self, config: cri.PodSandboxConfig, node_dns: cri.DNSConfig | None = None, *, containers: bool = True
+    ) -> None:
         """Check `config` and apply it. Synchronous; takes some milliseconds.
 
         :param node_dns: used where neither `config` nor the machine's own resolv.conf names a DNS server.
+        :param containers: whether the pod is containers, and not the machine with users of its own.
         :raise InvalidArgument: a field is malformed or not offered; names it.
         :raise FailedPrecondition: the machine refuses; says what.
         """
@@ -70,10 +74,8 @@ class PodSettings:
         resolv = resolv_conf(config.dns_config)
         if resolv is None and node_dns is not None and not self._has_dns():
             resolv = resolv_conf(node_dns)
-        wanted = dict(_sysctls(config))
-        if user_namespace(config.linux.security_context.namespace_options, "config"):
-            wanted = {**_FOR_USER_NAMESPACE, **{_dotted(name): value for name, value in wanted.items()}}
-        sysctls = [(self._sysctl_file(name), check_value(name, value)) for name, value in wanted.items()]
+        user_namespace(config.linux.security_context.namespace_options, "config")
+        sysctls = [(self._sysctl_file(name), check_value(name, value)) for name, value in _sysctls(config)]
         if self._check_only:
             return
         try:
@@ -84,6 +86,10 @@ class PodSettings:
                 write_if_changed(self._etc / RESOLV_CONF, resolv, 0o644)
         except OSError as error:
             raise FailedPrecondition(f"the sandbox's names can't be set: {error}") from error
+        if containers:
+            for name, value in _FOR_CONTAINERS.items():
+                with suppress(OSError):  # a kernel that has no such limit
+                    self._sysctl_file(name).write_text(value + "\n")
         for file, value in sysctls:
             try:
                 file.write_text(value + "\n")

@@ -88,18 +88,24 @@ class PodSettingsTests(SynchronousTestCase):
         self.assertEqual((self.proc / "net/ipv4/conf/eth0.5/rp_filter").read_text(), "2\n")
         self.assertEqual((self.proc / "kernel/shmmax").read_text(), "12345\n")
 
-    def test_with_a_user_namespace_each_user_may_have_low_ports_and_ping(self) -> None:
-        for name in ("ip_unprivileged_port_start", "ping_group_range"):
-            (self.proc / "net/ipv4" / name).write_text("1024\n")
-        config = cri.PodSandboxConfig(linux=of_pod(namespaces()))
-        self.settings.apply(config)
+    def test_each_user_of_containers_may_have_low_ports_and_ping(self) -> None:
         start, group = (
             self.proc / "net/ipv4" / name for name in ("ip_unprivileged_port_start", "ping_group_range")
         )
-        self.assertEqual((start.read_text(), group.read_text()), ("0\n", "0 2147483647\n"))
-        config.linux.sysctls["net/ipv4/ip_unprivileged_port_start"] = "80"
-        self.settings.apply(config)
-        self.assertEqual(start.read_text(), "80\n")
+        for config in (cri.PodSandboxConfig(), cri.PodSandboxConfig(linux=of_pod(namespaces()))):
+            for file in (start, group):
+                file.write_text("1024\n")
+            self.settings.apply(config)
+            self.assertEqual((start.read_text(), group.read_text()), ("0\n", "0 2147483647\n"))
+            config.linux.sysctls["net/ipv4/ip_unprivileged_port_start"] = "80"
+            self.settings.apply(config)
+            self.assertEqual(start.read_text(), "80\n")
+
+    def test_users_of_a_machine_that_is_the_pod_may_have_what_its_image_says(self) -> None:
+        start = self.proc / "net/ipv4/ip_unprivileged_port_start"
+        start.write_text("1024\n")
+        self.settings.apply(cri.PodSandboxConfig(), containers=False)
+        self.assertEqual(start.read_text(), "1024\n")
 
     def test_other_sysctls_are_refused_by_name(self) -> None:
         for name in ("kernel.core_pattern", "vm.swappiness", "net", "net/../kernel/core_pattern", "net..x",

@@ -25,6 +25,8 @@ from vmserver.machine.timekeeping import Timekeeping
 from vmserver.pod_settings import PodSettings
 from vmserver.prewarm import warm_up
 
+_MACHINE = "machine"  # the ContainerProvider of VMs whose image is the pod
+
 
 class MachineCalls(AgentMachineRpcs):
     """Answers for the VM.
@@ -79,7 +81,8 @@ class MachineCalls(AgentMachineRpcs):
     async def ConfigureSandbox(
         self, request: messages.ConfigureSandboxRequest, call: Call
     ) -> messages.ConfigureSandboxResponse:
-        self._settings.apply(request.config, request.node_dns)
+        provider = request.container_provider or self._choice.provider.name
+        self._settings.apply(request.config, request.node_dns, containers=provider != _MACHINE)
         await self._gate.configure(request.config.annotations)
         await self._choice.choose(request.container_provider)
         self._check_user_namespace(request.config)

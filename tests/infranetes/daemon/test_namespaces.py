@@ -48,6 +48,13 @@ class NamespaceTests(EmptyDirCase):
         [vm] = await self.vms()
         self.assertEqual(said, ["web-0", vm["host"], "the end"])
 
+    async def test_a_user_that_is_not_root_may_listen_at_low_ports(self) -> None:
+        await self.start()
+        context = cri.LinuxContainerSecurityContext(run_as_user=cri.Int64Value(value=1000))
+        linux = cri.LinuxContainerConfig(security_context=context)
+        box = self.box(script="httpd -p 80 && echo listens; echo the end", linux=linux)
+        self.assertEqual(await self.said("", box), ["listens", "the end"])
+
     async def test_without_a_dns_config_the_resolver_is_the_machines(self) -> None:
         await self.start()
         said = await self.said("cat /etc/resolv.conf; echo the end")
