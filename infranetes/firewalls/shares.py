@@ -4,8 +4,8 @@
 An nftables table for the pods behind one device, the bridge or the overlay's:
 
     connections   The kernel follows all that the node routes. A connection beyond the share is dropped before
-                  it has an entry. What was begun and never answered is forgotten sooner than elsewhere, where
-                  the kernel can do that.
+                  it has an entry, and so is one beyond what all pods have together. What was begun and never
+                  answered is forgotten sooner than elsewhere, where the kernel can do that.
     next hops     Each machine that the node sends packets to directly, such as those of its own networks,
                   takes an entry of the neighbour table, also where there is none. A pod that looks for many
                   is slowed down, except to those that have answered a pod.
@@ -17,11 +17,14 @@ It is changed in place: with it, the count of each pod's connections would be lo
 
 from __future__ import annotations
 
+from pathlib import Path
+
 SHARE = 16384  # connections
 _MOST_PODS = 65535
 # For each new connection the kernel walks all those that it is counted with: 4 ms for 16,384. So a pod's are
 # counted in parts, by an id that the kernel gives to each and keeps to itself.
-_PARTS, _LEAST = 64, 256
+_PARTS, _PARTS_TOGETHER, _LEAST = 64, 1024, 256
+_USUAL_TABLE = 262144  # entries
 _HALF_OPEN_SECONDS = 20  # by default, the kernel waits for 120 and 60
 _REFUSED = ("refused-connections", "refused-neighbours")
 _CHAINS = ("share", "hop", "forward", "input")
@@ -34,14 +37,27 @@ def table_of(device: str) -> str:
     return f"infranetes_{device}_shares"
 
 
-def script(device: str, share: int) -> str:
-    """Return the script that makes the table, or changes the one that is there."""
+def together(proc_sys: Path) -> int:
+    """Return how many connections all pods may have begun: the node keeps a quarter of its table. Blocks."""
+    try:
+        entries = int((proc_sys / "net/netfilter/nf_conntrack_max").read_text())
+    except OSError:
+        entries = _USUAL_TABLE
+    return entries * 3 // 4
+
+
+def script(device: str, share: int, together: int) -> str:
+    """Return the script that makes the table, or changes the one that is there.
+
+    :param share: the connections of one pod. :param together: of all of them."""
     table = table_of(device)
     pods = f'iifname "{device}"'
-    parts = min(1 << max(share // _LEAST, 1).bit_length() - 1, _PARTS)
+    parts, all_parts = _parts(share, _PARTS), _parts(together, _PARTS_TOGETHER)
     chains = "".join(f"flush chain ip {table} {name}\n" for name in _CHAINS)
     return f"""table ip {table} {{
         set begun {{ typeof ip saddr . ct id; size {_MOST_PODS * _PARTS}; flags dynamic; }}
+        set begun-together {{ typeof ct id; size {_PARTS_TOGETHER}; flags dynamic; }}
+        counter refused-together {{ }}
         set {_REFUSED[0]} {{ type ipv4_addr; size {_MOST_PODS}; flags dynamic; }}
         set {_REFUSED[1]} {{ type ipv4_addr; size {_MOST_PODS}; flags dynamic; }}
         set seekers {{ type ipv4_addr; size {_MOST_PODS}; flags dynamic, timeout; timeout 1m; }}
@@ -59,6 +75,8 @@ def script(device: str, share: int) -> str:
         chain share {{
             add @begun {{ ip saddr . ct id & {parts - 1} ct count over {share // parts} }} \
                 update @refused-connections {{ ip saddr counter }} drop
+            add @begun-together {{ ct id & {all_parts - 1} ct count over {together // all_parts} }} \
+                counter name refused-together drop
         }}
         chain hop {{
             ip daddr @answered return
@@ -77,6 +95,11 @@ def script(device: str, share: int) -> str:
         }}
     }}
     """
+
+
+def _parts(share: int, most: int) -> int:
+    """Return a power of two, as each part has a share of its own."""
+    return min(1 << max(share // _LEAST, 1).bit_length() - 1, most)
 
 
 def forgetting(device: str, address: str) -> list[tuple[list[str], str]]:

@@ -33,6 +33,7 @@ from infranetes.firewalls import fragments, shares
 from infranetes.overlay.config import OverlayConfig
 from infranetes.providers.subnet import gateway, mac_of
 from infranetes_common.commands import Command, check, run
+from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.nftables_watch import Mend, TablesWatch, open_socket
 from infranetes_common.overlay import NODE_MAC, VNI
@@ -145,9 +146,12 @@ class Tunnels:
             return
         await self._set_up(network)
         # The table comes first: it then drops packets of former peers, and accepts the first of new peers.
-        divided = shares.script(self._device, self._config.connections) + fragments.script(self._device)
+        divided = fragments.script(self._device)
         divided += "".join(fragments.add(self._device, str(each.address)) for each in peers)
         await self._nft(self._script(network, peers) + divided)
+        # The kernel tells its size once the table above has had it follow connections.
+        together = await run_in_thread(self._reactor, shares.together, self._proc_sys)
+        await self._nft(shares.script(self._device, self._config.connections, together))
         try:
             await self._nft(shares.half_open(self._device))
         except InfranetesError as error:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segments of TCP and fragments of IPv4 (RFC 791, 9293), as one that forges them sends them."""
+"""Segments of TCP and other protocols, and fragments of IPv4, as one that forges them sends them.
+
+RFC 791, 2784, 4340, 9260 and 9293.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,34 @@ def syn(source: str, to: str, port: int = AGENT_PORT) -> bytes:
     segment = struct.pack("!HHIIBBHHH", 40000, port, 7, 0, 7 << 4, _SYN, 1024, 0, 0) + b"\2\4\5\xb4\1\1\1\0"
     pseudo = IPv4Address(source).packed + IPv4Address(to).packed + struct.pack("!HH", 6, len(segment))
     return segment[:16] + struct.pack("!H", internet_sum(pseudo + segment)) + segment[18:]
+
+
+def sctp_init(source: str, to: str, port: int) -> bytes:
+    """Return the packet that begins an association of SCTP."""
+    chunk = struct.pack("!BBHIIHHI", 1, 0, 20, 7, 65536, 1, 1, 7)
+    head = struct.pack("!HHI", 40000, port, 0)
+    return head + struct.pack("<I", _crc32c(head + bytes(4) + chunk)) + chunk
+
+
+def dccp_request(source: str, to: str, port: int) -> bytes:
+    """Return the packet that begins a connection of DCCP."""
+    segment = struct.pack("!HHBBHBBHII", 40000, port, 5, 0, 0, 1, 0, 0, 7, 0)
+    pseudo = IPv4Address(source).packed + IPv4Address(to).packed + struct.pack("!HH", 33, len(segment))
+    return segment[:6] + struct.pack("!H", internet_sum(pseudo + segment)) + segment[8:]
+
+
+def gre(source: str, to: str, number: int) -> bytes:
+    """Return a packet of GRE; of its connection, only the addresses are known."""
+    return struct.pack("!HHI", 0, 0x0800, number)  # the kernel drops one of less than 8 bytes
+
+
+def _crc32c(data: bytes) -> int:
+    remainder = 0xFFFFFFFF
+    for byte in data:
+        remainder ^= byte
+        for _ in range(8):
+            remainder = remainder >> 1 ^ (0x82F63B78 if remainder & 1 else 0)
+    return remainder ^ 0xFFFFFFFF
 
 
 def packet(

@@ -7,7 +7,10 @@ import socket
 import struct
 import subprocess
 import time
+from collections.abc import Callable
+from pathlib import Path
 
+from infranetes.firewalls import shares
 from infranetes.providers.interface import Share
 from tests.harness.needs import needs_programs
 from tests.infranetes.providers.qemu.network.firewall_case import (
@@ -17,14 +20,16 @@ from tests.infranetes.providers.qemu.network.firewall_case import (
     FirewallCase,
     blocking,
 )
-from tests.support.pod_namespaces import Host, Machine, ip, ping, udp
-from tests.support.segments import syn
+from tests.support.pod_namespaces import Host, Machine, Pod, ip, ping, udp
+from tests.support.segments import dccp_request, gre, sctp_init, syn
 
 SHARE = 24
+Packet = Callable[[str, str, int], bytes]  # of source, destination and a number
+FAR = "198.19.221"  # a network behind the machine outside
 
 
-class ShareTests(FirewallCase):
-    """A small share of the connection table."""
+class ShareCase(FirewallCase):
+    """Pods that begin connections to a machine outside, with a small share of the connection table."""
 
     share = SHARE
 
@@ -50,6 +55,10 @@ class ShareTests(FirewallCase):
             found += 1
             self.server.settimeout(0.5)
             self.heard.add(client.address)
+
+
+class ShareTests(ShareCase):
+    """What one pod may begin."""
 
     async def test_a_pod_has_its_share_and_others_have_theirs(self) -> None:
         made = await self.connection(self.a, self.outside)
@@ -87,6 +96,31 @@ class ShareTests(FirewallCase):
         await self.network.allow(self.a.port)
         await self.open_all()
         self.assertEqual(await blocking(self.begin, self.a, 2 * SHARE), SHARE)
+
+    @needs_programs("conntrack")
+    async def test_each_protocol_of_which_the_kernel_follows_connections_has_the_share(self) -> None:
+        await blocking(ip, "route", "add", f"{FAR}.0/24", "via", OUTSIDE)
+        await self.reaches(self.c, self.outside)  # the node has asked for its neighbour
+        kinds = ((132, self.a, sctp_init), (33, self.b, dccp_request), (socket.IPPROTO_GRE, self.c, gre))
+        for protocol, pod, made in kinds:
+
+            def flood(protocol: int = protocol, pod: Pod = pod, made: Packet = made) -> int:
+                with pod.socket(socket.SOCK_RAW, protocol) as sending:
+                    for number in range(1, 4 * SHARE):
+                        to = f"{FAR}.{number}"
+                        sending.sendto(made(pod.address, to, number), (to, 0))
+                shown = subprocess.check_output(
+                    ["conntrack", "-L", "-s", pod.address], stderr=subprocess.DEVNULL
+                )
+                return sum(not line.startswith(b"tcp") for line in shown.splitlines())
+
+            followed = await blocking(flood)
+            self.assertGreater(followed, SHARE // 2, f"protocol {protocol}: the flood is followed")
+            self.assertLessEqual(followed, SHARE, f"protocol {protocol}")
+            await self.cannot_reach(pod, self.outside)
+        refused = await self.network.refusals()
+        self.assertEqual(set(refused), {each.address for each in (self.a, self.b, self.c)})
+        await self.reaches(self.node, self.a)
 
     async def test_an_address_that_no_pod_has_takes_no_neighbour(self) -> None:
         def send(client: Machine) -> bytes:
@@ -132,6 +166,35 @@ class ShareTests(FirewallCase):
         """Send the first segment of a connection alone."""
         with client.socket(socket.SOCK_RAW, socket.IPPROTO_TCP) as sending:
             sending.sendto(syn(client.address, to.address, port), (to.address, 0))
+
+
+class TogetherTests(ShareCase):
+    """Pods that have less together than each could have alone."""
+
+    together = SHARE + SHARE // 2
+
+    @needs_programs("conntrack")
+    async def test_all_pods_together_leave_a_part_of_the_table_to_the_node(self) -> None:
+        made = await self.connection(self.c, self.outside)
+        begun = [await blocking(self.begin, each, SHARE - 1) for each in (self.a, self.b)]
+        self.assertEqual(begun[0], SHARE - 1)
+        self.assertLess(sum(begun), self.together)
+        self.assertGreater(begun[1], 0)
+        await self.cannot_reach(self.c, self.outside)
+        self.assertTrue(await blocking(made.carries, True), "what there was goes on")
+        self.assertEqual(await self.network.refusals(), {}, "no pod went beyond its own share")
+        await self.reaches(self.node, self.a)
+        await self.reaches(self.outside, self.a)
+        await blocking(subprocess.run, ["conntrack", "-D", "-s", self.a.address], capture_output=True)
+        await self.reaches(self.c, self.outside)
+
+    async def test_of_the_kernels_table_a_quarter_is_the_nodes(self) -> None:
+        proc_sys = Path(self.mktemp())
+        entries = proc_sys / "net/netfilter/nf_conntrack_max"
+        self.assertEqual(shares.together(proc_sys), 196_608, "where the kernel does not tell its size")
+        entries.parent.mkdir(parents=True)
+        entries.write_text("65536\n")
+        self.assertEqual(shares.together(proc_sys), 49_152)
 
 
 class OrdinaryShareTests(FirewallCase):

@@ -81,6 +81,10 @@ class SharedKernelTests(TunnelCase):
         await blocking(self.begin, [INTERNET, GATEWAY], 2 * SHARE)
         shown = await blocking(self.node.said, "conntrack", "-L", "-s", PODS[0])
         self.assertLessEqual(shown.count(f"src={PODS[0]}"), SHARE)
+        limits = await blocking(
+            self.node.said, "nft", "list", "chain", "ip", "infranetes_infvx0_shares", "share"
+        )
+        self.assertIn("add @begun-together", limits, "all pods together have a limit too")
         for client, server in (
             (self.victim, self.beyond),
             (self.beyond, self.hostile),

@@ -63,6 +63,7 @@ from infranetes.firewalls import fragments, shares
 from infranetes.providers.qemu.network import refusals
 from infranetes.providers.subnet import gateway, mac_of
 from infranetes_common.commands import Command, check, run
+from infranetes_common.concurrency import run_in_thread
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.identity import AGENT_CALL, AGENT_PORT
 from infranetes_common.pod_firewall_rules import ERRORS, QUOTED_TO
@@ -179,6 +180,7 @@ class Bridge:
     :param mtu: of the pods' network; 0: that of the interface with the node's default route.
     :param cluster: subnets whose hosts see the pods' own addresses, and send their answers there.
     :param share: how many connections a VM may have in the node's table.
+    :param together: how many all VMs may have; None: what `shares` leaves to pods.
     :ivar name: its name.
     :ivar mtu: the MTU, known once `set_up` is done.
     """
@@ -192,8 +194,10 @@ class Bridge:
         *,
         cluster: Iterable[IPv4Network | IPv6Network] = (),
         share: int = shares.SHARE,
+        together: int | None = None,
     ) -> None:
         self._share = share
+        self._together = together
         self._proc_sys = proc_sys
         self._reactor = reactor
         self.name = bridge
@@ -330,10 +334,13 @@ class Bridge:
                 }}
             }}
             {elements}
-            {shares.script(self.name, self._share)}
             {fragments.script(self.name)}
             {"".join(fragments.add(self.name, each.address) for each in ports)}"""
         )
+        together = self._together
+        if together is None:  # the kernel tells it once the table above has had it follow connections
+            together = await run_in_thread(self._reactor, shares.together, self._proc_sys)
+        await self._nft(shares.script(self.name, self._share, together))
         try:
             await self._nft(shares.half_open(self.name))
         except InfranetesError as error:

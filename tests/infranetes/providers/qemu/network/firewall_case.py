@@ -42,16 +42,18 @@ class FirewallCase(TestCase):
     """Three pods, and a machine outside.
 
     :ivar policies: False: the pods have no firewalls. :ivar share: of the connection table.
+    :ivar together: of it, for all pods; None: the ordinary one.
     """
 
     timeout = 300.0
     policies = True
     share = 16384
+    together: int | None = None
 
     async def setUp(self) -> None:
         word = secrets.token_hex(4)
         self.bridge = f"inf{word}"
-        self.network = Bridge(reactor, self.bridge, 1500, share=self.share)
+        self.network = Bridge(reactor, self.bridge, 1500, share=self.share, together=self.together)
         self.addCleanup(lambda: Deferred.fromCoroutine(self.network.remove()))
         await self.network.set_up(SUBNET, [])
         self.firewalls = BridgeFirewalls(reactor, self.bridge)
