@@ -48,6 +48,8 @@ from infranetes_common.concurrency import (
     run_in_thread,
     settled,
     shielded,
+    start,
+    to_its_end,
     within,
 )
 from infranetes_common.errors import FailedPrecondition, InfranetesError, ResourceExhausted, Unavailable
@@ -92,7 +94,10 @@ class Keeper:
         flight = Flight(self._keep(vm, directory, seconds))
         self._under_way.append(flight)
         try:
-            return await flight.join()
+            kept = await flight.join()
+            if self._stopping:
+                raise _stopping(vm)
+            return kept
         except CancelledError:
             if flight.done:
                 raise _stopping(vm) from None
@@ -161,7 +166,7 @@ class Keeper:
                 pause, taken_at, machine = await self._capture(vm, directory)
                 await self._copy_disk(vm, directory)
             finally:
-                await shielded(self._restore_or_remember(vm))
+                await to_its_end(start(self._restore_or_remember(vm)))  # in this VM's turn, whoever cancels
             files = {name: (directory / name).stat().st_size for name in (MEMORY, DISK, HARDWARE)}
             return KeptVm(taken_at, pause.seconds, self._reactor.seconds() - began, files, machine)
 

@@ -19,6 +19,7 @@ from infranetes.providers.keeping import IKeepsVms, IStartsKeptVms, KeptVm
 from infranetes.providers.qemu.keep import keeper, pipe
 from infranetes.providers.qemu.keep.hardware import Hardware
 from infranetes.providers.qemu.keep.keeper import Keeper
+from infranetes.providers.qemu.keep.layer import KeepLayer
 from infranetes.providers.qemu.keep.state import MEMORY
 from infranetes.providers.qemu.program.qmp import QmpConnection, QmpError
 from infranetes.providers.qemu.template.template import DISK
@@ -274,6 +275,24 @@ class QemuKeepTests(KeepCase, StartedKeptVmsContract, TestCase):
         await self.fails(Unavailable, self.kept(keeping, vm))
         vm = self.found_again(vm)
         await self.assert_as_before(vm)
+
+    async def test_a_daemon_that_stops_waits_for_what_the_vm_is_given_back(self) -> None:
+        keeping, vm = await self.one()
+        begun: Deferred[None] = Deferred()
+        remove = KeepLayer.remove
+
+        async def told(layer: KeepLayer) -> None:
+            if not begun.called:
+                begun.callback(None)
+            await remove(layer)
+
+        self.patch(KeepLayer, "remove", told)
+        waiting = Deferred.fromCoroutine(self.kept(keeping, vm))
+        await begun
+        await sleep(reactor, 0)
+        await keeping.keeper.stop()
+        await self.assert_as_before(vm)
+        await self.fails(Unavailable, waiting)
 
     async def test_a_vm_that_is_gone_leaves_nothing_to_do(self) -> None:
         keeping, vm = await self.one()
