@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from infranetes_common.commands import PATH
@@ -35,29 +37,54 @@ def run(
     """
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", "PATH": PATH}
     output: list[str] = []
+    process: subprocess.Popen[str] | None = None
     # Not by `commands.thd_run`: its steps are reported as it takes them, and it is ended as it needs to be.
-    with subprocess.Popen(  # noqa: S603
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=environment,
-        cwd=directory,
-    ) as process:
+    try:
+        with _later_interrupts():  # one that came while it is started would leave it running, unknown
+            process = subprocess.Popen(  # noqa: S603
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env=environment,
+                cwd=directory,
+            )
         assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                output = [*output[-60:], line.rstrip()]
-                if progress is not None and line.startswith(_STEP) and "-hook" not in line:
-                    progress(line.removeprefix(_STEP).rstrip())
-        except BaseException:
+        for line in process.stdout:
+            output = [*output[-60:], line.rstrip()]
+            if progress is not None and line.startswith(_STEP) and "-hook" not in line:
+                progress(line.removeprefix(_STEP).rstrip())
+    except BaseException:
+        if process is not None:
             process.send_signal(end_by)
-            raise
+        raise
+    finally:
+        if process is not None:
+            with process:  # which closes its output, and waits for its end
+                pass
     if process.returncode != 0:
         end = redacted_end("\n".join(line for line in output if line), 4000)
         raise InfranetesError(f"{name or command[0]} failed with exit code {process.returncode}:\n{end}")
+
+
+@contextlib.contextmanager
+def _later_interrupts() -> Iterator[None]:
+    """Have SIGINT and SIGTERM come after the block. Does nothing outside of the main thread."""
+    came: list[int] = []
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(signal.getsignal(number)):  # what is ignored stays so, for the program too
+                before[number] = signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for each in came:
+            signal.raise_signal(each)
 
 
 def check(tools: Mapping[str, str], purpose: str) -> None:
