@@ -17,8 +17,8 @@ from typing import Any
 from infranetes.providers.qemu.program.process import pids_by_argument
 from infranetes_common.concurrency import start
 from infranetes_common.wire import cri
+from tests.e2e.counting_case import COUNTER, CountingCase
 from tests.e2e.kept_vm import KeptVm
-from tests.e2e.pod_case import PodCase
 from txgrpc import Code
 
 _FILES = {
@@ -29,25 +29,14 @@ _FILES = {
     "checkpoint/hardware.json",
     "checkpoint/inventory.img",
 }
-# Counts in memory, ten times a second, and tells in a file on the disk.
-_COUNTER = "n=0; while :; do n=$((n+1)); echo $n > /count; sleep 0.1; done"
 
 
-class CheckpointTests(PodCase):
+class CheckpointTests(CountingCase):
     """CheckpointContainer with the daemon as a process, QEMU and the guest image's agent."""
 
     async def checkpoint(self, container: str, path: Path, **fields: Any) -> None:
         request = cri.CheckpointContainerRequest(container_id=container, location=str(path), **fields)
         await self.runtime.CheckpointContainer(request, timeout=180.0)
-
-    async def count(self, container: str) -> int:
-        while not (said := (await self.execute(container, "cat", "/count")).stdout):
-            pass  # it is being written
-        return int(said)
-
-    async def goes_on(self, container: str) -> None:
-        before = await self.count(container)
-        self.assertGreater(await self.count(container), before)
 
     def vm(self) -> Path:
         [vm] = (self.root / "state" / "qemu" / "vms").glob("[!.]*")
@@ -56,14 +45,14 @@ class CheckpointTests(PodCase):
     async def test_a_checkpoint_has_the_whole_pod_which_goes_on(self) -> None:
         await self.start()
         sandbox = await self.run_pod()
-        container = await self.run_container(sandbox, self.box(script=_COUNTER))
+        container = await self.run_container(sandbox, self.box(script=COUNTER))
         other = await self.run_container(sandbox, self.box("other", "exec sleep 1000"))
         before = await self.count(container)
         path = self.root / "checkpoint.tar"
         await self.checkpoint(container, path)
         await self.check_archive(path, sandbox, container, other)
         await self.check_loaded(path)
-        self.assertGreater(await self.count(container), before)
+        await self.goes_on(container, before)
         await self.goes_on(container)
         await self.refused(Code.ALREADY_EXISTS, self.checkpoint(container, path))
         await self.check_again(container)
@@ -82,7 +71,7 @@ class CheckpointTests(PodCase):
         )
         sandbox = await self.run_pod(linux=cri.LinuxPodSandboxConfig(resources=limits))
         writes = "while :; do tr '\\0' x </dev/zero | dd of=/dev/shm/x bs=1M count=48; done 2>/dev/null"
-        container = await self.run_container(sandbox, self.box(script=f"({writes}) & {_COUNTER}"))
+        container = await self.run_container(sandbox, self.box(script=f"({writes}) & {COUNTER}"))
         before = await self.count(container)
         path = self.root / "checkpoint.tar"
         await self.checkpoint(container, path)
@@ -95,7 +84,7 @@ class CheckpointTests(PodCase):
         self.assertEqual(sum(piece["mib"] for piece in hardware["pieces"]), 1792 - hardware["memory_mib"])
         self.assertEqual(inventory["machine"]["memory"], str(1792 << 20))
         await self.check_loaded(path)
-        self.assertGreater(await self.count(container), before)
+        await self.goes_on(container, before)
         larger = cri.LinuxContainerResources(memory_limit_in_bytes=1664 << 20)
         await self.runtime.UpdatePodSandboxResources(
             cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=sandbox, resources=larger), timeout=300.0

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from infranetes_common.wire import cri
-from tests.e2e.pod_case import PodCase
+from tests.e2e.counting_case import COUNTER, CountingCase
 from tests.infranetes.daemon.ctl import CtlCase
 
-# Counts in memory, ten times a second, and tells in a file on the disk.
-_COUNTER = "n=0; while :; do n=$((n+1)); echo $n > /count; sleep 0.1; done"
 _START_FROM = {"infranetes.io/start-from": "warm"}
 _DEPLOYMENT = {
     **_START_FROM,
@@ -22,15 +20,10 @@ _DEPLOYMENT = {
 }
 
 
-class WarmReplicaTests(PodCase, CtlCase):
+class WarmReplicaTests(CountingCase, CtlCase):
     """Keeping and starting with the daemon as a process, QEMU and the guest image's agent."""
 
-    async def count(self, container: str) -> int:
-        while not (said := (await self.execute(container, "cat", "/count")).stdout):
-            pass  # it is being written
-        return int(said)
-
-    async def started(self, name: str, script: str = _COUNTER) -> tuple[str, str, int]:
+    async def started(self, name: str, script: str = COUNTER) -> tuple[str, str, int]:
         """Run a pod from the state; return it, its container and how far that has counted."""
         sandbox = await self.run_pod(name, annotations=_START_FROM)
         container = await self.run_container(sandbox, self.box(script=script))
@@ -39,18 +32,18 @@ class WarmReplicaTests(PodCase, CtlCase):
     async def test_replicas_go_on_from_where_the_first_one_was_kept(self) -> None:
         await self.start()
         first = await self.run_pod("web-0")
-        container = await self.run_container(first, self.box(script=_COUNTER))
+        container = await self.run_container(first, self.box(script=COUNTER))
         while await self.count(container) < 200:
             pass
         print(await self.ctl("keep", "default/web-0", "--as", "warm"), flush=True)
         kept = await self.count(container)
         one, its, reached = await self.started("web-1")
         self.assertGreaterEqual(reached, 200)
-        self.assertGreater(await self.count(its), reached)
-        self.assertGreater(await self.count(container), kept)
+        await self.goes_on(its, reached)
+        await self.goes_on(container, kept)
         await self.kill()
         await self.start()
-        self.assertGreater(await self.count(its), reached)
+        await self.goes_on(its, reached)
         other, its, reached = await self.started("web-2")
         self.assertGreaterEqual(reached, 200)
         states = {one: cri.CONTAINER_RUNNING, other: cri.CONTAINER_RUNNING}
@@ -58,11 +51,11 @@ class WarmReplicaTests(PodCase, CtlCase):
             request = cri.ListContainersRequest(filter=cri.ContainerFilter(pod_sandbox_id=sandbox))
             [listed] = (await self.runtime.ListContainers(request, timeout=30.0)).containers
             self.assertEqual((listed.metadata.name, listed.state), ("main", state))
-        _, _, reached = await self.started("web-3", f"true; {_COUNTER}")
+        _, _, reached = await self.started("web-3", f"true; {COUNTER}")
         self.assertLess(reached, 200, "another command starts cold")
         print(await self.ctl("kept"), await self.ctl("describe", one), flush=True)
         await self.ctl("kept", "remove", "default/warm")
-        self.assertGreater(await self.count(its), 200)
+        await self.goes_on(its, 200)
         for sandbox in (first, one, other):
             await self.stop_pod(sandbox)
             await self.remove_pod(sandbox)
@@ -73,7 +66,7 @@ class WarmReplicaTests(PodCase, CtlCase):
         secret.mkdir(parents=True)
         (secret / "password").write_text(f"the secret of {name}")
         mount = cri.Mount(container_path="/secret", host_path=str(secret), readonly=True)
-        return self.box(script=f"trap 'echo told >/told' USR1; {_COUNTER}", mounts=[mount])
+        return self.box(script=f"trap 'echo told >/told' USR1; {COUNTER}", mounts=[mount])
 
     async def said(self, container: str, *command: str) -> str:
         ran = await self.execute(container, *command)
@@ -103,8 +96,8 @@ class WarmReplicaTests(PodCase, CtlCase):
         others = [await self.replica(name) for name in ("web-1", "web-2")]
         for container in others:
             self.assertEqual(await self.said(container, "cat", "/told", "/cloned"), "told\ncloned")
-            self.assertGreater(await self.count(container), 20)
-        self.assertGreater(await self.count(first), reached)
+            await self.goes_on(container, 20)
+        await self.goes_on(first, reached)
         uuids = {await self.said(each, "cat", "/proc/sys/kernel/random/uuid") for each in (first, *others)}
         self.assertEqual(len(uuids), 3)
         await self.sleep(5.0)
