@@ -134,7 +134,7 @@ def nothing(command: argparse.ArgumentParser) -> None:
 
 
 def answer(command: argparse.ArgumentParser) -> None:
-    """Add --output, for answers that are a document."""
+    """Add the option --output to a command whose answer is one document."""
     _output(command, JSON, YAML)
 
 

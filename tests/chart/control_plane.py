@@ -118,7 +118,7 @@ class ControlPlane:
         return self.run(PROGRAMS / "kubectl", *flags, *words, timeout=timeout)
 
     def helm(self, *words: str | Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        """Run helm as the administrator, with a home of its own."""
+        """Run helm as the cluster's administrator, with a home directory of its own."""
         home = ("env", f"HOME={self._place / 'home'}", f"KUBECONFIG={self._admin}")
         return self.run(*home, HELM, *words, timeout=timeout)
 

@@ -87,6 +87,7 @@ class ConnectionProbes(PodFeature):
         address = _address(sandbox)
         if address is None or not self._seconds(sandbox):
             return
+        await self.awakes(sandbox)  # or else a pod that slept here, and is gone unnoticed, would be meant
         first = not self._pods
         self._pods[address] = sandbox
         try:
@@ -148,7 +149,10 @@ class ConnectionProbes(PodFeature):
         listening, self._listening = self._listening, None
         if listening is not None:
             await maybeDeferred(listening.stopListening)
-            await self._table.remove()
+            try:
+                await self._table.remove()
+            except InfranetesError as error:  # the next daemon does it
+                _log.warn("the tables of pods' probes stay: {error}", error=error)
 
     async def _renew(self) -> None:
         while True:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cloud's tenants consist of: the keys of the cloud's table that each tenant has for itself.
+"""The settings of a cloud's tenants: the keys of the cloud's table that each tenant has for itself.
 
 Each cloud says by `CloudSettings.TENANT_KEYS` which these are: credentials, project, networks, rights. A
 tenant takes all other keys from the cloud's table; no tenant sees another one's.

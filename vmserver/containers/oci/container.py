@@ -87,7 +87,7 @@ class OciContainer:
 
     @property
     def exists(self) -> bool:
-        """True if its first process exists, running or held, as far as the agent knows."""
+        """Whether its first process exists, running or held, as far as the agent knows."""
         return self.record.phase in (Phase.RUNNING, Phase.KEPT, Phase.GIVEN)
 
     @property

@@ -57,7 +57,7 @@ class Status:
 
     @property
     def alive(self) -> bool:
-        """True if its first process exists. A process that has ended exists until its parent reaps it."""
+        """Whether its first process exists. A process that has ended exists until its parent reaps it."""
         return start_ticks(self.pid) == self.ticks
 
     def signal(self, number: int) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Archives that are there as a whole, or not at all."""
+"""Checkpoints' archives are written whole, or not at all."""
 
 from __future__ import annotations
 

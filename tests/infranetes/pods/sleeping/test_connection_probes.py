@@ -312,6 +312,15 @@ class ConnectionProbesTests(InNetworkCase):
         await until(lambda: 7 in self.connections(), "the next pod of the address is called")
         self.assertEqual(self.woken, [])
 
+    async def test_the_next_pod_of_an_address_that_was_not_released_is_called_itself(self) -> None:
+        await self.probes.answered(self.sandbox)
+        await deferToThread(_thd_touch, 7)
+        await self.fall_asleep()
+        await self.probes.answered(_sandbox(POD))
+        await deferToThread(_thd_touch, 7)
+        await until(lambda: 7 in self.connections(), "the next pod of the address is called")
+        self.assertEqual(self.woken, [])
+
     async def test_another_program_may_remove_the_tables(self) -> None:
         await self.probes.answered(self.sandbox)
         await deferToThread(_thd_touch, 25)
