@@ -244,14 +244,9 @@ class ConnectionProbes(PodFeature):
         since = self._reactor.seconds() - self._seconds(sandbox)
         return self._answers.get(sandbox.id, (port, request), since)
 
-    def answered_probe(self, pod: IPv4Address, port: int, request: bytes, status: int | None) -> None:
+    def answered_probe(self, pod: IPv4Address, port: int, request: bytes, status: int) -> None:
         """See `ProbedPods`."""
-        sandbox = self._pods.get(pod)
-        if sandbox is None:
-            return
-        if status is None:
-            self._answers.remove(sandbox.id, (port, request))
-        else:
+        if (sandbox := self._pods.get(pod)) is not None:
             self._answers.put(sandbox.id, (port, request), status, self._reactor.seconds())
 
     async def wake(self, pod: IPv4Address) -> None:

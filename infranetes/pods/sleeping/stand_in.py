@@ -51,8 +51,8 @@ class ProbedPods(Protocol):
     def answer(self, pod: IPv4Address, port: int, request: bytes) -> int | None:
         """Return the status that is repeated; None: the pod is asked."""
 
-    def answered_probe(self, pod: IPv4Address, port: int, request: bytes, status: int | None) -> None:
-        """Note a pod's own answer. :param status: None: it is not a good one."""
+    def answered_probe(self, pod: IPv4Address, port: int, request: bytes, status: int) -> None:
+        """Note a pod's own answer, a good one: only then is what was asked repeated."""
 
     async def wake(self, pod: IPv4Address) -> None:
         """Wait until the pod is awake, and is called by itself. :raise InfranetesError: it is not."""
@@ -167,8 +167,8 @@ class Caller(Connection):
 
     def note(self, request: bytes, answer: bytes) -> None:
         """Note what the pod has answered to a probe."""
-        good = _GOOD.match(answer)
-        self._pods.answered_probe(self._address, self._port, request, int(good[1]) if good else None)
+        if (good := _GOOD.match(answer)) is not None:
+            self._pods.answered_probe(self._address, self._port, request, int(good[1]))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._rest()
@@ -214,8 +214,6 @@ class _Called(Connection):
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         caller, self._caller = self._caller, None
         if caller is not None:
-            if self._request:
-                caller.note(self._request, b"")
             caller.transport.unregisterProducer()
             caller.transport.loseConnection()
 

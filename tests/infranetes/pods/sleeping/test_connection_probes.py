@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from twisted.trial.unittest import TestCase
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.sleeping import connection_probes
 from infranetes.pods.sleeping.connection_probes import ConnectionProbes
-from infranetes.pods.sleeping.probe_table import ProbeTable
+from infranetes.pods.sleeping.probe_table import ANSWERED_SECONDS, ProbeTable
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SandboxState
 from infranetes_common.errors import Unavailable
@@ -211,6 +212,28 @@ class ConnectionProbesTests(InNetworkCase):
             await self.fall_asleep()
             self.assertIn(b" 204 Well", await self.talk(80, other))
             self.assertEqual((self.woken, self.connections()), ([self.sandbox.id], [80]))
+
+    async def test_requests_of_other_programs_are_never_repeated(self) -> None:
+        await self.probes.answered(self.sandbox)
+        await deferToThread(_thd_touch, 80)
+        for _ in range(2):
+            await self.fall_asleep()
+            self.assertIn(b" 204 Well", await self.talk(80, _request(agent="curl/8")))
+            self.assertEqual((self.woken, self.connections()), ([self.sandbox.id], [80]))
+
+    def expires(self) -> float:
+        """Return the seconds for which a port's connections are still taken."""
+        command = ["nft", "-j", "list", "set", "ip", f"infranetes_{self.namespace}", "answered"]
+        listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return min(float(each) for each in re.findall(r'"expires": ([0-9.]+)', listed))
+
+    async def test_connections_are_taken_for_as_long_as_the_pod_sleeps(self) -> None:
+        await self.probes.answered(self.sandbox)
+        await deferToThread(_thd_touch, 25)
+        await self.fall_asleep()
+        await until(lambda: self.expires() < ANSWERED_SECONDS - 1, "time passes")
+        await self.probes._answer_all()
+        self.assertGreaterEqual(self.expires(), ANSWERED_SECONDS - 1)
 
     async def test_an_answer_is_repeated_for_its_time(self) -> None:
         await self.probes.answered(self.sandbox)
