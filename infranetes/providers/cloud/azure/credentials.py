@@ -26,7 +26,7 @@ from infranetes.providers.cloud.azure.secret_files import thd_read
 from infranetes.providers.cloud.azure.settings import Settings
 from infranetes.providers.cloud.calls.connections import close_sockets, connection_arguments
 from infranetes.providers.cloud.calls.errors import classify, message_of, retry_after
-from infranetes.providers.cloud.calls.renewal import Renewed, TimedLease
+from infranetes.providers.cloud.calls.renewal import RenewedToken, TimedLease
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 _METADATA = "http://169.254.169.254"
@@ -72,27 +72,18 @@ class _TokenService(Connection):  # type: ignore[misc]
     responseCls = _Response
 
 
-class Credentials:
-    """Gives the current token. Used in threads."""
+class Credentials(RenewedToken):
+    """The token of calls to Azure. Used in threads."""
 
     def __init__(self, settings: Settings) -> None:
+        super().__init__("Azure's token", self._thd_ask_for_token)
         self._settings = settings
         where = environment(settings.environment)
         self._resource = where["resourceManagerEndpointUrl"].rstrip("/")
         self._login = (settings.login_endpoint or where["activeDirectoryEndpointUrl"]).rstrip("/")
         self._metadata = (settings.metadata_endpoint or _METADATA).rstrip("/")
-        self._token = Renewed("Azure's token", self._thd_get)
 
-    @property
-    def access_token(self) -> str:
-        """The current token. :raise CloudError: there is none; says whether that may pass."""
-        return self._token._thd_now()
-
-    def _thd_forget(self, text: str) -> None:
-        """Drop a token that was refused."""
-        self._token._thd_forget(text)
-
-    def _thd_get(self) -> TimedLease[str]:
+    def _thd_ask_for_token(self) -> TimedLease[str]:
         """Get a token. Files are read anew for each, so replacing one needs no restart of the daemon."""
         settings, begun = self._settings, time.monotonic()
         try:

@@ -139,5 +139,14 @@ class Renewed(Generic[T]):
             self._renewing.release()
 
 
+class RenewedToken(Renewed[str]):
+    """A token that is renewed, as libcloud's connections ask for it."""
+
+    @property
+    def access_token(self) -> str:
+        """The current token. :raise CloudError: there is none; says whether that may pass."""
+        return self._thd_now()
+
+
 def _unasked(error: CloudError) -> CloudError:
     return CloudError(error.kind, str(error), error.retry_after, unasked=True)

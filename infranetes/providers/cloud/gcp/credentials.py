@@ -16,7 +16,7 @@ import os
 import time
 from pathlib import Path
 
-from infranetes.providers.cloud.calls.renewal import Renewed, TimedLease
+from infranetes.providers.cloud.calls.renewal import RenewedToken, TimedLease
 from infranetes.providers.cloud.gcp.credential_files import _thd_read
 from infranetes.providers.cloud.gcp.identities import AttachedAccount, Identity, impersonated
 from infranetes.providers.cloud.gcp.settings import Settings
@@ -29,32 +29,23 @@ _GCLOUD = "application_default_credentials.json"
 _PRODUCT = Path("/sys/class/dmi/id/product_name")
 
 
-class Credentials:
-    """Gives the current token, as libcloud's connections ask for it. Used in threads.
+class Credentials(RenewedToken):
+    """The token of calls to Google. Used in threads.
 
     :param scope: what the token is for; scopes are separated by spaces.
     :param product_file: the file that names this machine's product.
     """
 
     def __init__(self, settings: Settings, scope: str = SCOPE, product_file: Path = _PRODUCT) -> None:
+        super().__init__("Google's token", self._thd_ask_for_token)
         self._scope = scope
         self._key_file = settings.key_file
         self._impersonated = settings.impersonated_account
         # Up to three services are asked for one token. What fails is tried again by `calls.Calls`.
         self._requests = TokenRequests(settings.token_endpoint, max(settings.call_seconds / 3, 1.0))
         self._product_file = product_file
-        self._token = Renewed("Google's token", self._thd_get)
 
-    @property
-    def access_token(self) -> str:
-        """The current token. :raise CloudError: there is none; says whether that may pass."""
-        return self._token._thd_now()
-
-    def _thd_forget(self, text: str) -> None:
-        """Drop a token that was refused."""
-        self._token._thd_forget(text)
-
-    def _thd_get(self) -> TimedLease[str]:
+    def _thd_ask_for_token(self) -> TimedLease[str]:
         """Get a token. Files are read anew for each, so repairing or replacing one needs no restart of the
         daemon."""
         begun = time.monotonic()

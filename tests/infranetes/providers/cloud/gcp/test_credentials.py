@@ -242,4 +242,4 @@ class RenewalTests(CredentialsCase):
             await self.refused(self.credentials_, ErrorKind.TRANSIENT)
         self.assertEqual((await self.now(self.credentials_)).name, ACCOUNT)
         self.assertNotIn(self.first, told.getvalue())
-        self.assertNotIn(self.first, repr(self.credentials_._token._lease))
+        self.assertNotIn(self.first, repr(self.credentials_._lease))
