@@ -7,10 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic
 
-from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.defer import Deferred, TimeoutError
 from twisted.logger import Logger
 
 from infranetes.providers.cloud.calls.calls import BY_THE_WAY, Calls
+from infranetes.providers.cloud.calls.passes import one_pass
 from infranetes.providers.cloud.interface import CloudError, D
 from infranetes.providers.cloud.offers.book import OfferBook
 from infranetes_common.concurrency import run_in_thread, sleep, start
@@ -60,13 +61,9 @@ class OfferRefresh(Generic[D]):
         """Ask again and again until stopped."""
         while not self._stopped:
             await sleep(self._reactor, self._due())
-            try:
+            with one_pass(self._book.source.sources.location, "asking for sizes"):
                 await self.refresh(_LATER_SECONDS)
                 await self._fill_gaps()
-            except CancelledError:
-                raise
-            except Exception:
-                _log.failure("{cloud}: asking for sizes failed", cloud=self._book.source.sources.location)
 
     def stop(self) -> None:
         """Ask no more."""

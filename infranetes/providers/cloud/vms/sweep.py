@@ -7,13 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic
 
-from twisted.internet.defer import CancelledError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from infranetes.providers.cloud.calls.calls import Calls
-from infranetes.providers.cloud.calls.translate import to_infranetes_error
-from infranetes.providers.cloud.interface import Action, Cloud, CloudError, D, Leftover
+from infranetes.providers.cloud.calls.passes import one_pass
+from infranetes.providers.cloud.interface import Action, Cloud, D, Leftover
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.cloud.vms.ledger import Ledger
 from infranetes_common.concurrency import sleep
@@ -50,14 +49,8 @@ class Sweeper(Generic[D]):
         """Sweep until stopped."""
         while not self._stopped:
             await sleep(self._reactor, self._settings.sweep_seconds)
-            try:
+            with one_pass(self._cloud.location, "sweeping"):
                 await self.sweep()
-            except CloudError as error:
-                _log.warn("{error}", error=to_infranetes_error(self._cloud.location, error))
-            except CancelledError:
-                raise
-            except Exception:
-                _log.failure("{cloud}: sweeping failed", cloud=self._cloud.location)
 
     def stop(self) -> None:
         """Sweep no more."""

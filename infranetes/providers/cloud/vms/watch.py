@@ -24,12 +24,12 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Generic
 
-from twisted.internet.defer import CancelledError, Deferred, TimeoutError
+from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
-from twisted.logger import Logger
+from twisted.logger import Logger, LogLevel
 
 from infranetes.providers.cloud.calls.calls import Calls
-from infranetes.providers.cloud.calls.translate import to_infranetes_error
+from infranetes.providers.cloud.calls.passes import one_pass
 from infranetes.providers.cloud.interface import Cloud, CloudError, CloudVM, D, ErrorKind
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.cloud.vms.ledger import Ledger, LedgerEntry
@@ -148,14 +148,8 @@ class Watcher(Generic[D]):
             if not (self._waiting or ledger.live() or ledger.ending or ledger.lasting or self.unwanted):
                 self._listed_at = self._reactor.seconds()
                 continue
-            try:
+            with one_pass(self._cloud.location, "looking at the VMs", LogLevel.debug):
                 await self._look()
-            except CloudError as error:
-                _log.debug("{error}", error=to_infranetes_error(self._cloud.location, error))
-            except CancelledError:
-                raise
-            except Exception:
-                _log.failure("{cloud}: looking at the VMs failed", cloud=self._cloud.location)
 
     def stop(self) -> None:
         """Look no more."""
