@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections import deque
 from collections.abc import AsyncIterator, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from zope.interface import implementer
 
 from infranetes.delegate.containerd_api import AGAIN, ContainerdApi
+from infranetes.delegate.layer_files import thd_clear, thd_create
 from infranetes.delegate.layer_source import OTHER, ILayerSource, LayersMissing
 from infranetes.images import manifest
 from infranetes.images.index import Record
@@ -48,13 +48,8 @@ class ContainerdContent:
         self._platform = platform
 
     async def start(self) -> None:
-        """Remove what an earlier daemon left. :raise OSError: the directory can't be used."""
-
-        def clear() -> None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory.mkdir(mode=0o700, parents=True)
-
-        await run_in_thread(self._reactor, clear, purpose=IMAGES)
+        """See `ILayerSource.start`."""
+        await run_in_thread(self._reactor, thd_clear, self._directory, purpose=IMAGES)
 
     async def unusable(self) -> str:
         """Return that the runtime is not containerd; "": it is."""
@@ -123,7 +118,7 @@ class ContainerdContent:
         async def write(part: bytes) -> None:
             await run_in_thread(self._reactor, _thd_append, descriptor, part, purpose=IMAGES)
 
-        descriptor = await run_in_thread(self._reactor, _thd_create, copy, purpose=IMAGES)
+        descriptor = await run_in_thread(self._reactor, thd_create, copy, purpose=IMAGES)
         try:
             await self._api.download(layer.digest, layer.size, write)
         finally:
@@ -161,11 +156,6 @@ def _thd_has(path: Path, layer: Layer) -> bool:
     if found.st_size != layer.size:
         raise DataLoss(f"{path} has {found.st_size} bytes, the layer {layer.size}; {AGAIN}")
     return True
-
-
-def _thd_create(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(path, flags, 0o600)
 
 
 def _thd_append(descriptor: int, data: bytes) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -17,6 +16,7 @@ from zope.interface import implementer
 
 from infranetes.delegate.containers_storage import AGAIN, ContainersStorage
 from infranetes.delegate.errors import as_error
+from infranetes.delegate.layer_files import thd_clear, thd_create
 from infranetes.delegate.layer_source import ILayerSource, LayersMissing, Runtime
 from infranetes.images import manifest
 from infranetes.images.index import Record
@@ -59,13 +59,8 @@ class CrioContent:
         self._found: ContainersStorage | None = None
 
     async def start(self) -> None:
-        """Remove what an earlier daemon left. :raise OSError: the directory can't be used."""
-
-        def clear() -> None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory.mkdir(mode=0o700, parents=True)
-
-        await run_in_thread(self._reactor, clear, purpose=IMAGES)
+        """See `ILayerSource.start`."""
+        await run_in_thread(self._reactor, thd_clear, self._directory, purpose=IMAGES)
 
     async def unusable(self) -> str:
         """Look again where CRI-O has its images; return why that is of no use, if so."""
@@ -134,8 +129,7 @@ class CrioContent:
         path, stop = self._directory / layer.digest.removeprefix("sha256:"), threading.Event()
 
         def write() -> None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(path, flags, 0o600)
+            descriptor = thd_create(path)
             try:
                 storage.thd_write(found[layer.digest], descriptor, stop)
             finally:
