@@ -31,11 +31,11 @@ from infranetes.providers.qemu.keep.capture import Capture, Pause
 from infranetes.providers.qemu.keep.disk import thd_copy
 from infranetes.providers.qemu.keep.hardware import Hardware
 from infranetes.providers.qemu.keep.layer import FILE, KeepLayer, thd_remove
+from infranetes.providers.qemu.keep.memory import fill_memory
 from infranetes.providers.qemu.keep.pipe import as_error, drained
 from infranetes.providers.qemu.keep.state import HARDWARE, MEMORY
 from infranetes.providers.qemu.program.qmp import QmpError
 from infranetes.providers.qemu.settings import MIB
-from infranetes.providers.qemu.template.ram import thd_fill
 from infranetes.providers.qemu.template.template import DISK
 from infranetes.providers.qemu.vm.connections import VmConnections
 from infranetes.providers.qemu.vm.disks import as_unavailable
@@ -68,7 +68,7 @@ Unchanged = Callable[[Vm], AbstractAsyncContextManager[frozenset[str]]]
 class Keeper:
     """Keeps VMs; calls for one VM are served one after the other.
 
-    :param room_of: returns the bytes that a VM's pod has left; None: any number. It may block."""
+    :param room_of: as in `fill_memory`."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class Keeper:
             monitor = await vm.monitor(self._reactor)
             machine = await hardware.read(monitor.qmp, vm.record, vm.paths.shown)
             await run_in_thread(self._reactor, _check_room, vm, directory, machine.memory)
-            await self._fill_memory(vm, machine.memory_mib * MIB)
+            await fill_memory(self._reactor, vm, machine.memory_mib, self._room_of)
             layer = self._layer(vm, monitor)
             await layer.prepare(machine.disk)
             await run_in_thread(self._reactor, _thd_write, directory / HARDWARE, machine.encode())
@@ -199,23 +199,6 @@ class Keeper:
             finally:
                 monitor.listeners.remove(pause.heard)
         return pause, taken_at, machine.described()
-
-    async def _fill_memory(self, vm: Vm, size: int) -> None:
-        """Fill the memory that the VM shares with other clones, at the daemon's expense.
-
-        Pages that no clone has ever touched come to exist when QEMU reads them, as the kernel has it for such
-        memory. They would count as the pod's, whose limit has no room for them.
-
-        :raise FailedPrecondition: they would."""
-        if (memory := vm.ram) is not None:  # had until it is filled, whatever becomes of the VM
-            await run_in_thread(self._reactor, thd_fill, memory.fileno(), purpose=KEEPING)
-            return
-        room = await run_in_thread(self._reactor, self._room_of, vm.record)
-        if room is not None and room < size:
-            raise FailedPrecondition(
-                f"VM {vm.record.id} was made by an earlier daemon, and its pod's limit has {room // MIB} MiB "
-                f"left: keeping it may take {size // MIB}. Recreate the pod, or raise its limit"
-            )
 
     async def _stream(
         self,

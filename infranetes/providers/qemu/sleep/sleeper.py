@@ -42,6 +42,7 @@ from infranetes.providers.qemu.host.privileges import unprivileged
 from infranetes.providers.qemu.keep import hardware
 from infranetes.providers.qemu.keep.capture import Capture
 from infranetes.providers.qemu.keep.hardware import Hardware, add_plugged
+from infranetes.providers.qemu.keep.memory import fill_memory
 from infranetes.providers.qemu.keep.pipe import drained
 from infranetes.providers.qemu.keep.preparer import thd_link
 from infranetes.providers.qemu.keep.state import layer_file
@@ -203,7 +204,7 @@ class Sleeper:
         await self._write(directory, record)
         slumber = self._slumbers[vm.record.token] = vm.slumber = Slumber(record)
         try:
-            await self._fill(vm, record.hardware)
+            await fill_memory(self._reactor, vm, record.hardware.memory_mib, self._node.placement.room)
             await self._stream(vm, directory / records.MEMORY, record.hardware)
             memory = await run_in_thread(self._reactor, records.thd_memory, directory)
             asleep = attrs.evolve(record, stage=Stage.ASLEEP, memory=memory)
@@ -218,18 +219,6 @@ class Sleeper:
     async def _note(self, vm: Vm, slumber: Slumber, record: SleepRecord) -> None:
         await self._write(vm.paths.directory, record)
         slumber.record = record
-
-    async def _fill(self, vm: Vm, machine: Hardware) -> None:
-        """Fill the memory that the VM shares with others, at the daemon's expense: see `keep.keeper`."""
-        if vm.ram is not None:
-            await run_in_thread(self._reactor, thd_fill, vm.ram.fileno(), purpose=KEEPING)
-            return
-        room = await run_in_thread(self._reactor, self._node.placement.room, vm.record)
-        if room is not None and room < (size := machine.memory_mib * MIB):
-            raise FailedPrecondition(
-                f"VM {vm.record.id} was made by an earlier daemon, and its pod's limit has {room // MIB} MiB "
-                f"left: letting it sleep may take {size // MIB}. Recreate the pod, or raise its limit"
-            )
 
     async def _stream(self, vm: Vm, path: Path, machine: Hardware) -> None:
         await run_in_thread(self._reactor, functools.partial(path.unlink, missing_ok=True), purpose=KEEPING)
