@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,20 +31,14 @@ _FOREIGN = ("token", "Login", "Logout")  # calls of the service that authenticat
 
 
 async def run(reactor: IReactor, report: Report) -> None:
-    for name in clouds.CLOUDS:
-        with tempfile.TemporaryDirectory() as path:
-            try:
-                count = Count(VirtualTime(reactor), name, Path(path))
-            except Missing as missing:
-                report.missing[f"calls, {name}"] = f"not run: {missing}"
-                continue
-            try:
-                await count.begin()
-                _tell(report, f"the first pod's life on its node, {name}", await count.life())
-                _tell(report, f"a later pod's life, alone on its node, {name}", await count.life())
-                _tell(report, f"an hour at rest with {PODS} pods, {name}", await count.hour(PODS))
-            finally:
-                await count.end()
+    await for_each_cloud(reactor, report, "calls", Count, _measure)
+
+
+async def _measure(count: Count, name: str, report: Report) -> None:
+    await count.begin()
+    _tell(report, f"the first pod's life on its node, {name}", await count.life())
+    _tell(report, f"a later pod's life, alone on its node, {name}", await count.life())
+    _tell(report, f"an hour at rest with {PODS} pods, {name}", await count.hour(PODS))
 
 
 def _tell(report: Report, words: str, calls: Counter[str]) -> None:
@@ -138,6 +132,32 @@ class Count:
 
     def _pools(self) -> Sequence[Any]:
         return [self._provider._calls._pool]
+
+
+C = TypeVar("C", bound=Count)
+
+
+async def for_each_cloud(
+    reactor: IReactor,
+    report: Report,
+    table: str,
+    count: Callable[[VirtualTime, str, Path], C],
+    measure: Callable[[C, str, Report], Awaitable[None]],
+) -> None:
+    """Measure something of each simulated cloud, and report those that can't be simulated here.
+
+    :param count: makes what counts one cloud's calls."""
+    for name in clouds.CLOUDS:
+        with tempfile.TemporaryDirectory() as path:
+            try:
+                counting = count(VirtualTime(reactor), name, Path(path))
+            except Missing as missing:
+                report.missing[f"{table}, {name}"] = f"not run: {missing}"
+                continue
+            try:
+                await measure(counting, name, report)
+            finally:
+                await counting.end()
 
 
 async def _awaited(work: Awaitable[T]) -> T:

@@ -10,17 +10,16 @@ that the vendors document. The target is half of each.
 from __future__ import annotations
 
 import random
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 
-from bench import accounts, clouds
+from bench import accounts
 from bench.accounts import HOUR, Request
-from bench.calls import SETTLE_SECONDS, Count
-from bench.figures import Missing, Report
+from bench.calls import SETTLE_SECONDS, Count, for_each_cloud
+from bench.figures import Report
 from infranetes.providers.interface import Instance
 from infranetes_common.reactors import IReactor
 from tests.support.virtual_time import VirtualTime
@@ -36,17 +35,7 @@ LONGEST = 600.0
 
 
 async def run(reactor: IReactor, report: Report) -> None:
-    for name in clouds.CLOUDS:
-        with tempfile.TemporaryDirectory() as path:
-            try:
-                node = NodeHours(VirtualTime(reactor), name, Path(path))
-            except Missing as missing:
-                report.missing[f"quota, {name}"] = f"not run: {missing}"
-                continue
-            try:
-                await _measure(node, name, report)
-            finally:
-                await node.end()
+    await for_each_cloud(reactor, report, "quota", NodeHours, _measure)
 
 
 async def _measure(node: NodeHours, name: str, report: Report) -> None:
