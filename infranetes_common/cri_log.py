@@ -12,6 +12,7 @@ from infranetes_common.wire import vmserver
 SHORTEST = len(b"2026-11-28T07:40:00.000000000Z stdout F \n")
 MOST_DAMAGED = 200  # lines too short to be in the format, of those that are looked at together
 MAX_LINE = 16 * 1024  # bytes of content per line, as in containerd
+MAX_RECORD = 64 * 1024  # bytes of a record's line that are rendered; as newlines alone they are 2.6 MiB
 STREAMS = {vmserver.LogRecord.STDOUT: b"stdout", vmserver.LogRecord.STDERR: b"stderr"}
 GAP = "lines are missing here: they were deleted in the VM before the node had read them"
 
@@ -33,11 +34,13 @@ def render(record: vmserver.LogRecord) -> bytes:
 
 
 def lines_of(record: vmserver.LogRecord) -> bytes:
-    """Return what `render` does, without a line about what is missing."""
+    """Return what `render` does, without a line about what is missing.
+
+    No reader makes a record of over MAX_RECORD bytes: what is beyond is left out."""
     if record.HasField("text"):
         return record.text
     head = b"%s %s " % (timestamp(record.time_nanos), STREAMS.get(record.stream, b"stdout"))
-    whole, newline, last = record.line.rpartition(b"\n")
+    whole, newline, last = record.line[:MAX_RECORD].rpartition(b"\n")
     return (_lines(head, whole) if newline else b"") + _line(head, last, record.partial)
 
 

@@ -28,6 +28,7 @@ MAX_CARDS = 64
 _TICK_NANOS = 10**9 // 100  # of proc(5)'s times: USER_HZ, which is 100 wherever Linux runs today
 MAX_FILE = 1024 * 1024  # the most bytes that are looked at of one file
 MAX_LINES = 4096  # the most of them that are looked at
+MAX_WORDS = 16  # the most of a line of pairs that are looked at
 MAX_NUMBER = 2**53  # microseconds: 285 years of processor; bytes: 8 PiB
 _MAX_TICKS = MAX_NUMBER // 10**5
 _MAX_KILOBYTES = MAX_NUMBER // 1024
@@ -46,7 +47,7 @@ def usage(files: Mapping[str, str], time_nanos: int) -> messages.Usage:
 
 
 def _cpu(cpu: messages.Cpu, stat: str) -> None:
-    line = stat.partition("\n")[0].split()
+    line = stat.partition("\n")[0].split(None, 8)
     if len(line) < 8 or line[0] != "cpu":
         return
     user, nice, system, _idle, _wait, irq, softirq = (min(number(word), _MAX_TICKS) for word in line[1:8])
@@ -57,7 +58,7 @@ def _cpu(cpu: messages.Cpu, stat: str) -> None:
 
 def _memory(memory: messages.Memory, files: Mapping[str, str]) -> None:
     text = files.get("meminfo", "").replace(" kB", "").replace(":", "")
-    sizes = flat("\n".join(" ".join(line.split()) for line in first_lines(text)))
+    sizes = flat("\n".join(" ".join(line.split(None, 3)[:3]) for line in first_lines(text)))
     events = flat(files.get("vmstat", ""))
 
     def size(name: str) -> int:
@@ -111,7 +112,7 @@ def cards(files: Mapping[str, str]) -> list[messages.NetworkCard]:
 def _default(routes: str) -> str:
     """Return the card of the IPv4 default route; "" if there is none."""
     for line in first_lines(routes)[1:]:
-        words = line.split()
+        words = line.split(None, 8)
         if len(words) > 7 and words[1] == words[7] == "00000000":
             return words[0]
     return ""
@@ -145,7 +146,7 @@ def pressure(text: str) -> cri.PsiStats | None:
     ``full``; None if the kernel does not keep it."""
     result = cri.PsiStats()
     for line in first_lines(text, 2):
-        kind, *pairs = line.split() or [""]
+        kind, *pairs = line.split(None, MAX_WORDS)[:MAX_WORDS] or [""]
         found = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
         try:
             data = cri.PsiData(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -55,17 +56,19 @@ class MachineTests(SynchronousTestCase):
         """Containers may have the kernel list many cards and routes."""
         size = 4 << 20
 
-        def usage(files: dict[str, str]) -> object:
+        def usage(files: Mapping[str, str]) -> object:
             return machine.usage(files, 5)
 
         cards = "card: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n"
-        for line in ("\n", "a b\n", cards):
-            text = line * (size // len(line))
-            for parse, name in ((machine.cards, "net/dev"), (machine.cards, "net/route"),
-                                (usage, "meminfo"), (usage, "vmstat"),
-                                (usage, "pressure/io")):  # fmt: skip
-                self.assertLess(peak(partial(parse, {name: text})), 3 * size, (name, line))
-        self.assertEqual(len(machine.cards({"net/dev": text})), machine.MAX_CARDS)
+        files: list[tuple[Callable[[Mapping[str, str]], object], str]]
+        files = [(machine.cards, "net/dev"), (machine.cards, "net/route")]
+        files += [(usage, name) for name in ("stat", "meminfo", "vmstat", "pressure/io")]
+        # Many lines, and a line of many words.
+        for begin, words in (("", "\n"), ("", "a b\n"), ("", cards), ("\n\ncard: ", "22 "), ("", "a=22 ")):
+            text = begin + words * (size // len(words))
+            for parse, name in files:
+                self.assertLess(peak(partial(parse, {name: text})), 4 * size, (name, words))
+        self.assertEqual(len(machine.cards({"net/dev": cards * 100})), machine.MAX_CARDS)
 
     def test_the_pods_card_comes_first_and_inner_interfaces_are_left_out(self) -> None:
         first, second = machine.cards(SAMPLE)

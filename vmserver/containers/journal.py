@@ -24,52 +24,71 @@ from infranetes_common.concurrency import Notifier
 from infranetes_common.errors import Unavailable
 
 CURSOR = r"s=[0-9a-f]{32};i=[0-9a-f]{1,16};b=[0-9a-f]{32};m=[0-9a-f]{1,16};t=[0-9a-f]{1,16};x=[0-9a-f]{1,16}"
-MAX_ENTRY_BYTES = 64 * 1024 * 1024
+MAX_VALUE = 1024 * 1024  # bytes that are kept of a field: the journal takes hundreds of MiB
 BATCH = 128  # entries whose lines become one record, if they are there together
 HIGH_WATER = 256  # unread entries after which journalctl is paused
-_FIELD = re.compile(rb"[A-Z0-9_]{1,64}")
+HELD_BYTES = 4 * MAX_VALUE  # of unread entries after which it is paused, too
+_MAX_NAME = 64
+_FIELD = re.compile(rb"[A-Z0-9_]{1,%d}" % _MAX_NAME)
 _MAX_STDERR_BYTES = 2000
 
 Entry = dict[str, bytes]
 
 
 class ExportParser:
-    """Parses the export format."""
+    """Parses the export format. Of a long field it keeps the beginning."""
 
     def __init__(self) -> None:
         self._buffer = b""
         self._entry: Entry = {}
+        self._dropped = 0  # bytes that are dropped next
+        self._dropping = False  # the rest of a line is dropped
 
     def feed(self, data: bytes) -> list[Entry]:
         """Return the entries that `data` completes. :raise ValueError: it is another format."""
-        data = self._buffer + data
+        data, self._buffer = self._buffer + self._after_dropped(data), b""
         found: list[Entry] = []
         at = 0
         while (end := data.find(b"\n", at)) >= 0:
-            line = data[at:end]
-            name, equals, value = line.partition(b"=")
-            if not line:
+            if end == at:
                 if self._entry:
                     found.append(self._entry)
                 self._entry = {}
                 at = end + 1
                 continue
-            if not _FIELD.fullmatch(name):
-                raise ValueError(f"{name[:64]!r} is not a field of the journal")
-            if not equals:
-                size = int.from_bytes(data[end + 1 : end + 9], "little")
-                if len(data) < end + 9:
-                    break
-                if size > MAX_ENTRY_BYTES:
-                    raise ValueError("an entry is too large")
-                if len(data) < end + 9 + size + 1:
-                    break
-                value = data[end + 9 : end + 9 + size]
-                end = end + 9 + size
-            self._entry.setdefault(name.decode(), value)
-            at = end + 1
+            name, equals, value = data[at:end].partition(b"=")
+            if equals:
+                self._keep(name, value)
+                at = end + 1
+                continue
+            begin, size = end + 9, int.from_bytes(data[end + 1 : end + 9], "little")
+            kept = min(size, MAX_VALUE)
+            if len(data) < begin + kept:
+                break
+            self._keep(name, data[begin : begin + kept])
+            self._dropped = size - kept + 1
+            data, at = self._after_dropped(data[begin + kept :]), 0
         self._buffer = data[at:]
+        if end < 0 and len(self._buffer) > MAX_VALUE + _MAX_NAME:
+            name, equals, value = self._buffer.partition(b"=")
+            self._keep(name, value)
+            self._buffer, self._dropping = b"", True
         return found
+
+    def _after_dropped(self, data: bytes) -> bytes:
+        """Return what follows what is dropped."""
+        if self._dropping:
+            end = data.find(b"\n")
+            self._dropping = end < 0
+            return b"" if end < 0 else data[end + 1 :]
+        dropped = min(self._dropped, len(data))
+        self._dropped -= dropped
+        return data[dropped:]
+
+    def _keep(self, name: bytes, value: bytes) -> None:
+        if not _FIELD.fullmatch(name):
+            raise ValueError(f"{name[:_MAX_NAME]!r} is not a field of the journal")
+        self._entry.setdefault(name.decode(), value[:MAX_VALUE])
 
 
 class _Reader(ProcessProtocol):
@@ -84,6 +103,7 @@ class _Reader(ProcessProtocol):
         self._woken = False
         self._paused = False
         self.waiting: deque[Entry] = deque()
+        self.held = 0  # bytes of what waits
         self.failure = ""
         self.over = False
         self.ended: Deferred[None] = Deferred()
@@ -93,11 +113,13 @@ class _Reader(ProcessProtocol):
             self._stderr = (self._stderr + data)[:_MAX_STDERR_BYTES]
             return
         try:
-            self.waiting.extend(self._parser.feed(data))
+            coming = self._parser.feed(data)
+            self.waiting.extend(coming)
+            self.held += sum(map(_size, coming))
         except ValueError as error:
             self.failure = f"journalctl's output can't be parsed: {error}"
             self.kill()
-        if len(self.waiting) > HIGH_WATER and not self._paused:
+        if (len(self.waiting) > HIGH_WATER or self.held > HELD_BYTES) and not self._paused:
             self._paused = True
             self.transport.pauseProducing()
         self._changed.notify()
@@ -123,7 +145,8 @@ class _Reader(ProcessProtocol):
             self._woken = False
             return None
         entry = self.waiting.popleft()
-        if self._paused and len(self.waiting) < HIGH_WATER // 2:
+        self.held -= _size(entry)
+        if self._paused and len(self.waiting) < HIGH_WATER // 2 and self.held <= HELD_BYTES // 2:
             self._paused = False
             if not self.over:
                 self.transport.resumeProducing()
@@ -139,6 +162,10 @@ class _Reader(ProcessProtocol):
             self.transport.resumeProducing()
 
 
+def _size(entry: Entry) -> int:
+    return sum(map(len, entry.values()))
+
+
 class Entries:
     """An async iterator of journal entries. It also yields None after a call of `wake`."""
 
@@ -149,6 +176,11 @@ class Entries:
     def more(self) -> bool:
         """Whether the next entry is there already."""
         return bool(self._reader.waiting)
+
+    @property
+    def held(self) -> int:
+        """The bytes of the entries that wait to be read."""
+        return self._reader.held
 
     def wake(self) -> None:
         """Let an iteration that waits for an entry yield None."""

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from infranetes_common.machine_usage import MAX_FILE, first_lines, flat, number, pressure
+from infranetes_common.machine_usage import MAX_FILE, MAX_WORDS, first_lines, flat, number, pressure
 from infranetes_common.wire import vmserver as messages
 
 FILES = (
@@ -74,7 +74,7 @@ def usage(files: Mapping[str, str], time_nanos: int) -> messages.Usage | None:
     _cpu(result.cpu, flat(files["cpu.stat"]))
     if "memory.current" in files:
         _memory(result.memory, files)
-    result.processes = len(files.get("cgroup.procs", "").split())
+    result.processes = files.get("cgroup.procs", "").count("\n")
     result.threads = number(files.get("pids.current", ""))
     result.threads_limit = number(files.get("pids.max", ""))
     for line in first_lines(files.get("io.stat", ""), MAX_DISKS):
@@ -123,7 +123,7 @@ def _memory(memory: messages.Memory, files: Mapping[str, str]) -> None:
 
 def _disk(line: str) -> messages.Disk | None:
     """Parse a line of io.stat: ``8:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0``."""
-    device, *pairs = line.split() or [""]
+    device, *pairs = line.split(None, MAX_WORDS)[:MAX_WORDS] or [""]
     found = {name: number(value) for name, equals, value in (pair.partition("=") for pair in pairs) if equals}
     if not found:
         return None

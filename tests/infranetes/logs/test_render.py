@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,9 @@ from infranetes.logs import render
 from infranetes_common.cri_log import checked, last_parts, timestamp
 from infranetes_common.wire import vmserver
 from tests.infranetes.logs.log_scenario import record
+from tests.support.peak import peak
 
+MIB = 1 << 20
 WORDS = [b"", b"x", b" stderr ", b"a stdout P b", b" stderr F stdout F ", b"T stderr P x"]
 LINE = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z) (stdout|stderr) (P|F) ([^\n]*)\n")
 
@@ -80,6 +83,12 @@ class RenderTests(SynchronousTestCase):
             (10**9, b"000000000"),
         ):
             self.assertEqual(timestamp(nanos)[-10:-1], digits)
+
+    def test_a_record_of_lines_alone_takes_no_more_memory_than_its_largest_content(self) -> None:
+        """Each newline is forty bytes in the log, and another hundred while it is written."""
+        for content in (b"\n", b"x"):
+            large = record(1, content * (MIB // len(content)), time=10**9)
+            self.assertLess(peak(partial(render, large)), 16 * MIB, content)
 
     @given(st.integers(0, 2**63 - 1), st.binary(max_size=40_000), st.booleans(), st.booleans())
     def test_whatever_is_written_kubelet_can_put_together_again(

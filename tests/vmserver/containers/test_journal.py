@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import struct
+from functools import partial
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from infranetes_common.concurrency import start
+from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import installed
-from vmserver.containers.journal import Entries, ExportParser, Journal
+from tests.support.peak import peak
+from vmserver.containers.journal import HELD_BYTES, MAX_VALUE, Entries, Entry, ExportParser, Journal
 
 ENTRIES = st.lists(
     st.dictionaries(st.sampled_from(["MESSAGE", "A", "B_1"]), st.binary(max_size=40), min_size=1), max_size=5
@@ -38,9 +40,27 @@ class ExportTests(SynchronousTestCase):
         self.assertEqual(found, entries)
 
     def test_another_format_is_refused(self) -> None:
-        for wire in (b"lower=1\n", b"MESSAGE\n" + struct.pack("<Q", 2**40)):
+        for wire in (b"lower=1\n", b"A" * 65 + b"=1\n", b"x" * 2 * MAX_VALUE):
             with self.assertRaises(ValueError):
                 ExportParser().feed(wire)
+
+    def test_of_a_long_field_the_beginning_is_kept_and_what_follows_is_read(self) -> None:
+        """Whoever may write to the journal can write hundreds of MiB at once."""
+        size = 8 * MAX_VALUE + 5
+        for count in (MAX_VALUE - 1, MAX_VALUE, MAX_VALUE + 1, size):
+            text = b"MESSAGE=" + b"a" * count + b"\n"
+            binary = b"MESSAGE\n" + struct.pack("<Q", count) + b"a" * count + b"\n"
+            for long in (text, binary):
+                wire = long + b"B=1\n\nA=2\n\n"
+                read: list[Entry] = []
+                self.assertLess(peak(partial(self.feed, wire, read)), 5 * MAX_VALUE)
+                kept = min(count, MAX_VALUE)
+                self.assertEqual(read, [{"MESSAGE": b"a" * kept, "B": b"1"}, {"A": b"2"}])
+
+    def feed(self, wire: bytes, read: list[Entry]) -> None:
+        parser = ExportParser()
+        for at in range(0, len(wire), 65536):
+            read += parser.feed(wire[at : at + 65536])
 
 
 class EntriesTests(TestCase):
@@ -58,6 +78,14 @@ class EntriesTests(TestCase):
         entries = self.reading("exec sleep 600")
         entries.wake()
         self.assertIsNone(await anext(aiter(entries)))
+
+    async def test_of_large_entries_few_wait_until_they_are_read(self) -> None:
+        entries = self.reading("while printf MESSAGE=%0500000d 1; do printf '\\n\\n'; done")
+        reading = aiter(entries)
+        for _ in range(20):
+            self.assertEqual(len((await anext(reading) or {})["MESSAGE"]), 500_000)
+            self.assertLess(entries.held, HELD_BYTES + 2 * MAX_VALUE)
+            await sleep(installed(), 0.01)
 
     async def test_a_part_of_an_entry_is_not_yielded(self) -> None:
         entries = self.reading("printf MESSAGE=; sleep 0.3; printf 'a\\n\\n'; exec sleep 600")

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from tests.contract.container_provider import ExecContract
 from tests.contract.container_provider_case import ContainerProviderCase
 from tests.contract.container_sessions import Heard
 from tests.harness.needs import needs_mounts, needs_systemd
+from tests.support.peak import peak
 from tests.support.systemd import Systemd
 from vmserver.containers.interface import Streams
+from vmserver.containers.journal import Entry
 from vmserver.containers.machine import log
 from vmserver.containers.machine.provider import MachineConfig, MachineProvider
 
@@ -287,8 +290,20 @@ class LineTests(SynchronousTestCase):
     @given(st.binary(max_size=60000), st.integers(0, 5))
     def test_the_rest_of_an_entry_is_the_same_for_every_reader(self, message: bytes, known: int) -> None:
         entry = {"__CURSOR": b"s", "MESSAGE": message, "SYSLOG_IDENTIFIER": b"p", "_PID": b"7"}
-        every = log.entry_records(entry, 0, False)
-        self.assertEqual(log.entry_records(entry, known, False), every[known:])
+        every = [*log.entry_records(entry, 0, False)]
+        self.assertEqual([*log.entry_records(entry, known, False)], every[known:])
         whole = b"".join(record.line + (b"" if record.partial else b"\n") for record in every)
         self.assertEqual(whole, b"".join(b"p[7]: " + line + b"\n" for line in message.split(b"\n")))
         self.assertTrue(all(len(record.line) <= log.PART_BYTES for record in every))
+
+    def test_an_entry_of_very_many_lines_is_never_all_of_them_at_once(self) -> None:
+        """Whoever may write to the journal names itself, too: before each line."""
+        for message, name in ((b"\n" * (1 << 20), b"p"), (b"ab\n" * (1 << 18), b"n" * 100_000)):
+            entry = {"__CURSOR": b"s", "MESSAGE": message, "SYSLOG_IDENTIFIER": name, "_PID": b"7"}
+            self.assertEqual(sum(1 for _ in log.lines(entry)), log.MAX_RECORDS)
+
+            def read(entry: Entry = entry) -> None:
+                for line, _ in islice(log.lines(entry), 10_000):
+                    self.assertLess(len(line), 1000)
+
+            self.assertLess(peak(read), 1 << 16)

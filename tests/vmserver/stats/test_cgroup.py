@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.machine_usage import MAX_FILE
+from tests.support.peak import peak
 from vmserver.stats import cgroup, container
 
 # From a container of 64 MiB on Debian 12 (Linux 6.1), shortened.
@@ -83,6 +85,12 @@ class UsageTests(SynchronousTestCase):
     def test_without_files_there_is_no_usage(self) -> None:
         self.assertIsNone(cgroup.usage({}, 1))
         self.assertIsNone(cgroup.usage(cgroup.read(Path("/nonexistent")), 1))
+
+    def test_a_line_of_many_words_takes_little_more_memory_than_it_is(self) -> None:
+        size = 1 << 20
+        for name in cgroup.FILES:
+            files = {**SAMPLE, name: "8:0 a=22 " * (size // 9)}
+            self.assertLess(peak(partial(cgroup.usage, files, 1)), 4 * size, name)
 
     @given(st.dictionaries(st.sampled_from(cgroup.FILES), st.text(max_size=200)))
     def test_any_content_is_parsed_or_ignored(self, files: dict[str, str]) -> None:

@@ -9,7 +9,8 @@ same records.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from itertools import islice
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
@@ -21,7 +22,8 @@ from vmserver.containers.journal import BATCH, CURSOR, Entry, Journal
 from vmserver.containers.log_lines import packed
 
 PART_BYTES = 16 * 1024
-MAX_RECORDS = 10**6
+MAX_RECORDS = 100_000  # of one entry
+MAX_NAME = 256  # bytes of what names the writer before each line
 ERRORS = 3  # the priority err of syslog(3); entries of this and more urgent priorities go to stderr
 SETTLE_SECONDS = 1.0  # for entries that reach the journal after the container's end
 
@@ -43,26 +45,35 @@ def parse(cursor: str) -> tuple[int, str]:
     return int(found[1]), found[2]
 
 
-def lines(entry: Entry) -> list[tuple[bytes, bool]]:
-    """Split an entry into lines, and long lines into parts: each with whether more of its line follows."""
+def lines(entry: Entry) -> Iterator[tuple[bytes, bool]]:
+    """Split an entry into lines, and long lines into parts: each with whether more of its line follows.
+
+    One at a time: all of them may take a hundred times what the entry does."""
+    return islice(_lines(entry), MAX_RECORDS)
+
+
+def _lines(entry: Entry) -> Iterator[tuple[bytes, bool]]:
     who = entry.get("SYSLOG_IDENTIFIER") or entry.get("_COMM") or entry.get("_TRANSPORT", b"")
     pid = entry.get("SYSLOG_PID") or entry.get("_PID", b"")
-    head = who + (b"[" + pid + b"]" if pid else b"") + b": " if who else b""
-    found = []
-    for line in entry.get("MESSAGE", b"").split(b"\n"):
-        whole = head + line
-        parts = [whole[at : at + PART_BYTES] for at in range(0, len(whole), PART_BYTES)] or [b""]
-        found += [(part, number < len(parts)) for number, part in enumerate(parts, 1)]
-    return found[:MAX_RECORDS]
+    head = who[:MAX_NAME] + (b"[" + pid[:MAX_NAME] + b"]" if pid else b"") + b": " if who else b""
+    message = entry.get("MESSAGE", b"")
+    begin = 0
+    while begin <= len(message):
+        end = message.find(b"\n", begin)
+        end = len(message) if end < 0 else end
+        whole = head + message[begin:end]
+        for at in range(0, len(whole) or 1, PART_BYTES):
+            yield whole[at : at + PART_BYTES], at + PART_BYTES < len(whole)
+        begin = end + 1
 
 
-def entry_records(entry: Entry, skip: int, gap: bool) -> list[messages.LogRecord]:
-    """Return the LogRecords of an entry except the first `skip`."""
+def entry_records(entry: Entry, skip: int, gap: bool) -> Iterator[messages.LogRecord]:
+    """Yield the LogRecords of an entry except the first `skip`."""
     position = entry["__CURSOR"].decode()
     priority = entry.get("PRIORITY", b"6")
     error = priority.isdigit() and int(priority) <= ERRORS
-    return [
-        messages.LogRecord(
+    for number, (line, partial) in islice(enumerate(lines(entry), 1), skip, None):
+        yield messages.LogRecord(
             time_nanos=int(entry.get("__REALTIME_TIMESTAMP", b"0")) * 1000,
             stream=messages.LogRecord.STDERR if error else messages.LogRecord.STDOUT,
             line=line,
@@ -70,9 +81,6 @@ def entry_records(entry: Entry, skip: int, gap: bool) -> list[messages.LogRecord
             cursor=f"1.{number}.{position}",
             gap=gap and number == skip + 1,
         )
-        for number, (line, partial) in enumerate(lines(entry), 1)
-        if number > skip
-    ]
 
 
 async def records(
@@ -112,10 +120,15 @@ async def records(
                 again = first and entry["__CURSOR"].decode() == position
                 gap, first = first and not again, False
                 if entry.get("_SYSTEMD_UNIT") != OWN_UNIT:
-                    batch += entry_records(entry, read_before if again else 0, gap)
-            if not (text and reading.more and len(batch) < BATCH):
-                for record in packed(batch) if text else batch:
-                    yield record
+                    for record in entry_records(entry, read_before if again else 0, gap):
+                        batch.append(record)
+                        if len(batch) >= BATCH:
+                            for ready in packed(batch) if text else batch:
+                                yield ready
+                            batch = []
+            if not (text and reading.more):
+                for ready in packed(batch) if text else batch:
+                    yield ready
                 batch = []
             if entry is None and over:
                 return
