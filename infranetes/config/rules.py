@@ -33,7 +33,7 @@ def faults(config: Config) -> Iterator[str]:
     for name, handler in config.handlers.items():
         if handler.network == CNI:
             yield from _of_cni(config, name)
-        if handler.tenant and config.side_of(name) not in config.offered_sides:
+        if handler.tenant and config.node_provider_of(name) not in config.offered_node_providers:
             provider = config.provider_of(name)
             yield f"handlers.{name}.tenant: there is no table providers.{provider}.tenants.{handler.tenant}"
     if config.kubernetes.network_policies and not config.kubernetes.kubeconfig:

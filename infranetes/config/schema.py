@@ -206,22 +206,25 @@ class Config:
         """The kind of a handler's pods."""
         return (self.handlers[handler].images if handler in self.handlers else "") or self.kind
 
-    def side_of(self, handler: str) -> str:
+    def node_provider_of(self, handler: str) -> str:
         """The name of what makes a handler's VMs: its provider, or a tenant of that."""
         tenant = self.handlers[handler].tenant if handler in self.handlers else ""
-        return tenants.side_name(self.provider_of(handler), tenant)
+        return tenants.node_provider_name(self.provider_of(handler), tenant)
 
     @property
-    def offered_sides(self) -> tuple[str, ...]:
+    def offered_node_providers(self) -> tuple[str, ...]:
         """The names of all providers that make VMs, the node's own first, and of their tenants."""
         every = self.offered_providers
         its = [(each, tenants.tables(self.providers.get(each, {}))) for each in every]
-        return (*every, *(tenants.side_name(each, tenant) for each, found in its for tenant in found))
+        return (
+            *every,
+            *(tenants.node_provider_name(each, tenant) for each, found in its for tenant in found),
+        )
 
     @property
     def has_tenants(self) -> bool:
         """Whether a provider that makes VMs has tenants."""
-        return self.offered_sides != self.offered_providers
+        return self.offered_node_providers != self.offered_providers
 
     @property
     def offered_providers(self) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from infranetes.machines.timeline import Step, Timeline, bounded
 from infranetes.pods.node.handlers import Handlers
 from infranetes.pods.node.inventory import Container, Inventory, PastSandbox, Sandbox
 from infranetes.pods.node.meant import find_sandbox
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.vm.guest_view import GuestView, look, way_of
 from infranetes_common.redaction import redacted
 from infranetes_common.wire import control

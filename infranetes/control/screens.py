@@ -13,7 +13,7 @@ from twisted.python.failure import Failure
 from infranetes.control.visits import Visit, Visits, Words, vm_of
 from infranetes.pods.node.inventory import Inventory
 from infranetes.pods.node.meant import present_sandbox
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.vm.guest_view import hypervisor_of
 from infranetes.pods.vm.screens import screen_of, screenshot
 from infranetes_common.byte_connection import ByteConnection

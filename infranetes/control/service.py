@@ -19,9 +19,9 @@ from infranetes.machines.pool_record import PoolRecord
 from infranetes.machines.pooled import Member
 from infranetes.pods.node.handlers import Handlers
 from infranetes.pods.node.inventory import Inventory, PastSandbox, Sandbox
+from infranetes.pods.node.node_providers import NodeProvider, Providers
 from infranetes.pods.node.pools import Pools
 from infranetes.pods.node.refusals import refusals
-from infranetes.pods.node.sides import Providers, ProviderSide
 from infranetes.pods.reconcile import Orphan, Reconciler
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import WITH_VM, ContainerState, SandboxState
@@ -118,7 +118,7 @@ def shown_pod(providers: Providers, handlers: Handlers, sandbox: Sandbox) -> con
     pod.labels.update(sandbox.config.labels)
     pod.agent = sandbox.watch.reach.value if sandbox.watch is not None else ""
     pod.way = way_of(sandbox)
-    pod.provider = handler.side.name
+    pod.provider = handler.node_provider.name
     asked = handler.sized(recorded_size(sandbox))
     size = size_words(_had(sandbox.machine)) or size_words(asked)
     vm = shown_vm(sandbox.instance, record, size)
@@ -157,7 +157,8 @@ class ControlService(ControlNodeRpcs):
             provider=self._providers.own.name,
             trouble=redacted(self._providers.own.trouble),
             providers=[
-                control.Provider(name=side.name, trouble=redacted(side.trouble)) for side in self._providers
+                control.Provider(name=node_provider.name, trouble=redacted(node_provider.trouble))
+                for node_provider in self._providers
             ],
             cluster_troubles=[] if tell is None else map(redacted, tell()),
             pods=[*self._present(), *self._past(request.past)],
@@ -190,7 +191,7 @@ class ControlService(ControlNodeRpcs):
 
     async def EndOrphans(self, request: control.EndOrphansRequest, call: Call) -> control.EndOrphansResponse:
         found, troubles = await self._reconciler.orphans()
-        orphans = {instance.id: (side, instance) for side, instance in found}
+        orphans = {instance.id: (node_provider, instance) for node_provider, instance in found}
         unknown = [id for id in request.ids if id not in orphans]
         if unknown:
             raise NotFound(
@@ -251,14 +252,14 @@ class ControlService(ControlNodeRpcs):
         return found if request.HasField("handler") else pools
 
     async def GetConsole(self, request: control.GetConsoleRequest, call: Call) -> control.GetConsoleResponse:
-        sides = [each for each in self._providers if IHasConsoles.providedBy(each.provider)]
-        if not sides:
+        node_providers = [each for each in self._providers if IHasConsoles.providedBy(each.provider)]
+        if not node_providers:
             raise FailedPrecondition(
                 f"the provider {', '.join(self._providers.by_name)} keeps no consoles; QEMU does"
             )
         if not request.sandbox:
             raise InvalidArgument("sandbox is empty: give its id, or the beginning of it")
-        found = await self._consoles(sides, id_meant(self._inventory, request.sandbox)[:_MAX_ID])
+        found = await self._consoles(node_providers, id_meant(self._inventory, request.sandbox)[:_MAX_ID])
         ids = {console.sandbox_id for console in found}
         if not found:
             raise NotFound(f"there is no console of a sandbox {request.sandbox[:_MAX_ID]!r}")
@@ -277,44 +278,49 @@ class ControlService(ControlNodeRpcs):
             output=newest.output[-_MAX_CONSOLE:],
         )
 
-    async def _consoles(self, sides: Sequence[ProviderSide], sandbox: str) -> list[Console]:
+    async def _consoles(self, node_providers: Sequence[NodeProvider], sandbox: str) -> list[Console]:
         """Return the consoles that the providers have, also those of providers that can't make VMs.
 
         :raise InfranetesError: there is none, but a provider can't tell, or may not have all."""
         found: list[Console] = []
         errors: list[InfranetesError] = []
-        for side in sides:
+        for node_provider in node_providers:
             try:
-                found += await cast(IHasConsoles, side.provider).consoles(sandbox)
+                found += await cast(IHasConsoles, node_provider.provider).consoles(sandbox)
             except InfranetesError as error:
                 errors.append(error)
         if not found and errors:
             raise errors[0]
         if not found:
-            for side in sides:
-                side.check_ready()
+            for node_provider in node_providers:
+                node_provider.check_ready()
         return found
 
     async def _end(self, chosen: list[Orphan]) -> control.EndOrphansResponse:
         results = await settled(
-            within(side.clock, side.times.destroy, side.provider.destroy(one.id), f"ending {one.id}")
-            for side, one in chosen
+            within(
+                node_provider.clock,
+                node_provider.times.destroy,
+                node_provider.provider.destroy(one.id),
+                f"ending {one.id}",
+            )
+            for node_provider, one in chosen
         )
         response = control.EndOrphansResponse()
-        for (side, instance), result in zip(chosen, results, strict=True):
+        for (node_provider, instance), result in zip(chosen, results, strict=True):
             if not isinstance(result, Failure):
-                response.ended.append(_orphan(side, instance))
-                side.observer.orphan_ended(side.name)
+                response.ended.append(_orphan(node_provider, instance))
+                node_provider.observer.orphan_ended(node_provider.name)
                 _log.warn("vm {vm}, an orphan, is ended as infranetes-ctl asked", vm=instance.id)
             else:
                 response.failed.append(
-                    control.Failure(vm=_orphan(side, instance), error=redacted(str(result.value)))
+                    control.Failure(vm=_orphan(node_provider, instance), error=redacted(str(result.value)))
                 )
         return response
 
 
-def _orphan(side: ProviderSide, instance: Instance) -> control.Vm:
-    return shown_vm(instance, provider=side.name)
+def _orphan(node_provider: NodeProvider, instance: Instance) -> control.Vm:
+    return shown_vm(instance, provider=node_provider.name)
 
 
 def _pooled(member: Member) -> control.Pooled:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from infranetes.pods.node.sides import Providers, ProviderSide
+from infranetes.pods.node.node_providers import NodeProvider, Providers
 from infranetes.providers.interface import Size
 from infranetes.providers.size_choices import IChoosesSizes, SizeOnOffer
 from infranetes_common.errors import FailedPrecondition, NotFound
@@ -24,12 +24,12 @@ class SizeCalls(ControlSizeRpcs):
         self._providers = providers
 
     async def ChooseSize(self, request: control.ChooseSizeRequest, call: Call) -> control.ChooseSizeResponse:
-        side = self._side(request.provider)
+        node_provider = self._node_provider(request.provider)
         size = Size(request.cpu_millis, request.memory_bytes, request.overhead_bytes)
-        provider = cast(IChoosesSizes, side.provider)
+        provider = cast(IChoosesSizes, node_provider.provider)
         choice = provider.choose_size(size, request.gpus, request.limit or _LIMIT)
         return control.ChooseSizeResponse(
-            provider=side.name,
+            provider=node_provider.name,
             cpu_millis=choice.needed.cpu_millis,
             memory_bytes=choice.needed.memory_bytes,
             architecture=choice.architecture,
@@ -46,16 +46,18 @@ class SizeCalls(ControlSizeRpcs):
             currency=choice.currency,
         )
 
-    def _side(self, name: str) -> ProviderSide:
+    def _node_provider(self, name: str) -> NodeProvider:
         """Return the provider that is meant. :raise NotFound, FailedPrecondition: there is none."""
-        sides = self._providers.by_name
-        if name and name not in sides:
-            raise NotFound(f"the node has no provider {name[:64]!r}: it has {', '.join(sides)}")
-        wanted = [sides[name]] if name else list(sides.values())
-        found = [side for side in wanted if IChoosesSizes.providedBy(side.provider)]
+        node_providers = self._providers.by_name
+        if name and name not in node_providers:
+            raise NotFound(f"the node has no provider {name[:64]!r}: it has {', '.join(node_providers)}")
+        wanted = [node_providers[name]] if name else list(node_providers.values())
+        found = [
+            node_provider for node_provider in wanted if IChoosesSizes.providedBy(node_provider.provider)
+        ]
         if not found:
             raise FailedPrecondition(
-                f"VMs of {', '.join(side.name for side in wanted)} are as large as their pods ask: there are "
+                f"VMs of {', '.join(each.name for each in wanted)} are as large as their pods ask: there are "
                 "no sizes to choose from"
             )
         return found[0]

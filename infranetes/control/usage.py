@@ -6,7 +6,7 @@ from __future__ import annotations
 from twisted.internet.interfaces import IReactorTime
 
 from infranetes.pods.node.inventory import Inventory, Sandbox
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.store.states import SandboxState
 from infranetes.pods.vm.guest_view import GuestView, look, way_of
 from infranetes.providers.hypervisor import GuestState

@@ -16,7 +16,7 @@ from infranetes.cri.status import StatusCalls
 from infranetes.cri.streaming import StreamingCalls, Url, no_url
 from infranetes.pods.containers.containers import Containers
 from infranetes.pods.keeping.checkpoints import Checkpoints
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.streams import Streams
 from infranetes.pods.vm.listing import Listing

@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 from infranetes.cri import translate, validate
 from infranetes.cri.paging import pages
 from infranetes.pods.node.inventory import Sandbox
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.vm.guest_view import GuestView, look
 from infranetes.pods.vm.listing import Listing
@@ -102,7 +102,7 @@ class SandboxCalls(RuntimeSandboxRpcs):
         return {
             "state": record.state.value,
             "message": sandbox.trouble,
-            "provider": self._providers.side_of(record).name,
+            "provider": self._providers.of(record).name,
             "vm": {
                 "id": record.instance_id,
                 "state": instance.state.value if instance is not None else "",

@@ -18,8 +18,8 @@ from infranetes.cri.sandboxes import found_or_none
 from infranetes.cri.translate import framed
 from infranetes.pods.containers.containers import Containers
 from infranetes.pods.node.inventory import Container, Sandbox
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.node.refusals import refusals
-from infranetes.pods.node.sides import Providers
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm.listing import Listing

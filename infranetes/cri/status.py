@@ -11,7 +11,7 @@ import twisted
 from infranetes.machines.context import ServiceRules
 from infranetes.pods.node.handlers import Handlers
 from infranetes.pods.node.inventory import Inventory
-from infranetes.pods.node.sides import Providers, ProviderSide
+from infranetes.pods.node.node_providers import NodeProvider, Providers
 from infranetes.pods.store.records import POD_CIDR
 from infranetes.pods.vm.container_providers import has_user_namespaces
 from infranetes_common import __version__
@@ -98,12 +98,12 @@ class StatusCalls(RuntimeStatusRpcs):
         if len(self._providers.by_name) > 1:
             conditions += [
                 cri.RuntimeCondition(
-                    type=f"{PROVIDER_CONDITION}{side.name}",
-                    status=not side.trouble,
-                    reason="ProviderNotReady" if side.trouble else "",
-                    message=side.trouble,
+                    type=f"{PROVIDER_CONDITION}{node_provider.name}",
+                    status=not node_provider.trouble,
+                    reason="ProviderNotReady" if node_provider.trouble else "",
+                    message=node_provider.trouble,
                 )
-                for side in self._providers
+                for node_provider in self._providers
             ]
         if self._cluster_troubles is not None:
             why = "; ".join(map(redacted, self._cluster_troubles()))
@@ -133,7 +133,9 @@ class StatusCalls(RuntimeStatusRpcs):
             own, *others = self._providers
             response.info["provider"] = json.dumps(_shown(own), default=str)
             if others:
-                response.info["providers"] = json.dumps([_shown(side) for side in others], default=str)
+                response.info["providers"] = json.dumps(
+                    [_shown(node_provider) for node_provider in others], default=str
+                )
             response.info["node"] = json.dumps(self._counts())
             if self._services is not None:
                 response.info["services"] = json.dumps(self._service_rules(self._services))
@@ -170,16 +172,16 @@ class StatusCalls(RuntimeStatusRpcs):
         return cri.UpdateRuntimeConfigResponse()
 
     async def _configure(self, subnet: str) -> None:
-        for side in self._providers:
-            if side.gets_subnet:
-                await side.provider.configure_network(subnet)
-            if side.overlay is not None:
-                side.overlay.configure(subnet)
+        for node_provider in self._providers:
+            if node_provider.gets_subnet:
+                await node_provider.provider.configure_network(subnet)
+            if node_provider.overlay is not None:
+                node_provider.overlay.configure(subnet)
         await self._inventory.store.put_setting(POD_CIDR, subnet)
 
 
-def _shown(side: ProviderSide) -> dict[str, object]:
-    return {"name": side.name, **side.provider.status()}
+def _shown(node_provider: NodeProvider) -> dict[str, object]:
+    return {"name": node_provider.name, **node_provider.provider.status()}
 
 
 def pod_cidr(subnets: str) -> str:

@@ -94,7 +94,7 @@ from infranetes.pods.node.handler_config import MACHINE
 from infranetes.pods.node.hooks import Features, PodFeature
 from infranetes.pods.node.inventory import Inventory
 from infranetes.pods.node.logs import Logs
-from infranetes.pods.node.sides import NoGuests, Providers, SharedParts
+from infranetes.pods.node.node_providers import NodeProvider, NoGuests, Providers, SharedParts
 from infranetes.pods.node.times import Times
 from infranetes.pods.sandboxes.machine_images import BootSources
 from infranetes.pods.sleeping.command_probes import CommandProbes
@@ -109,7 +109,7 @@ from infranetes.pods.vm.node_names import node_dns
 from infranetes.policies.cluster import ClusterPolicies
 from infranetes.providers import registry
 from infranetes.providers.hypervisor import IBootsGuests
-from infranetes.providers.interface import IBridgesVms, IInVpc
+from infranetes.providers.interface import IBridgesVms, IInVpc, IPodProvider
 from infranetes.services.cluster import ClusterServices
 from infranetes.services.node_proxy import NodeProxy
 from infranetes.stats.gather import Gatherer
@@ -211,13 +211,16 @@ class Daemon(OrderedServices):
             return None
         return ClusterServices(self._reactor, server, self._config.node)
 
-    def _make_node_proxies(self) -> Iterable[NodeProxy]:
-        """Yield what translates Services' addresses on the node, for VMs that boot anybody's images."""
+    def _make_node_proxies(self) -> dict[str, NodeProxy]:
+        """Make what translates Services' addresses on the node, for VMs that boot anybody's images.
+
+        Returns them by the names of their providers."""
         rules = self._services if self._backends.machines is not None else None
-        for side in self._node.providers:
-            if IBridgesVms.providedBy(side.provider):
-                side.node_services = proxy = NodeProxy(self._reactor, side.provider.bridge, rules)
-                yield proxy
+        return {
+            provider.name: NodeProxy(self._reactor, provider.bridge, rules)
+            for provider in self._backends.providers
+            if IBridgesVms.providedBy(provider)
+        }
 
     def _cluster_troubles(self) -> Callable[[], Sequence[str]] | None:
         """Return what tells why objects of the cluster can't be followed; None: none are."""
@@ -258,11 +261,13 @@ class Daemon(OrderedServices):
         self._agent_ports = AgentPorts(reactor, agents_table(config.state_dir))
         self._published, self._nfs = PublishedMounts(reactor), NfsMounts(reactor)
         self._overlay = self._make_overlay()
+        self._node_proxies = self._make_node_proxies()
         self._guests = self._make_guests(inventory)
+        features = Features()
         shared = SharedParts(
             reactor,
             inventory,
-            Features(),
+            features.address_released,
             authority,
             connector(reactor, authority, lambda id: self._node.known_key(id), self._gate),
             NodeNames(config.cluster, config.node),
@@ -274,19 +279,14 @@ class Daemon(OrderedServices):
             agent_ports=self._agent_ports,
             guests=self._guests or NoGuests(),
         )
-        providers = Providers(shared, *self._backends.providers)
-        addressed = False
-        for side in providers:
-            if IInVpc.providedBy(side.provider):
-                side.overlay = self._overlay
-            elif side.name in ADDRESSING:  # only one of these providers gets the subnet
-                side.gets_subnet, addressed = not addressed, True
+        providers = Providers(partial(self._make_node_provider, shared), *self._backends.providers)
         handlers, pools = make_handlers(providers, self._backends.images, config, self._source)
         self._volumes = PodVolumes(reactor, inventory, providers, self._published)
         server = self._api_server
         return Node(
             reactor,
             shared,
+            features,
             providers,
             handlers,
             pools,
@@ -299,6 +299,17 @@ class Daemon(OrderedServices):
             parallel=config.parallel_agents,
         )
 
+    def _make_node_provider(self, shared: SharedParts, provider: IPodProvider) -> NodeProvider:
+        in_vpc = IInVpc.providedBy(provider)
+        addressing = [each.name for each in self._backends.providers if each.name in ADDRESSING]
+        return NodeProvider(
+            shared,
+            provider,
+            self._overlay if in_vpc else None,
+            self._node_proxies.get(provider.name),
+            gets_subnet=in_vpc or provider.name not in addressing[1:],  # only one of these gets it
+        )
+
     def _make_features(self) -> Iterable[PodFeature | None]:
         """Make the features of pods, in the order of `infranetes.pods.node.hooks`; None: one that this node
         lacks."""
@@ -306,7 +317,7 @@ class Daemon(OrderedServices):
         inventory, providers, handlers = node.inventory, node.providers, node.handlers
         self._firewalls = None
         if self._policies is not None:
-            enforcer = FirewallEnforcer(providers.side_of)
+            enforcer = FirewallEnforcer(providers.of)
             self._firewalls = PodFirewalls(reactor, self._policies, enforcer, providers.started)
         shadows: PodFeature = NoShadows()
         if (delegate := self._backends.delegate) is not None:
@@ -407,7 +418,7 @@ class Daemon(OrderedServices):
         self._add("providers", StartStop(on_stop=self._stop_providers))  # only stopped here: they start last
         if self._services is not None:
             self._add("services", self._services)
-        for proxy in self._make_node_proxies():
+        for proxy in self._node_proxies.values():
             self._add("services on the node", StartStop(proxy.start, proxy.stop))
         if self._policies is not None:
             self._add("policies", self._policies)
@@ -423,7 +434,7 @@ class Daemon(OrderedServices):
 
     @deferred
     async def _stop_providers(self) -> None:
-        await settled(side.provider.stop() for side in self._node.providers)
+        await settled(node_provider.provider.stop() for node_provider in self._node.providers)
 
     def _add(self, name: str, service: Service) -> None:
         service.setName(name)
@@ -562,7 +573,7 @@ class Daemon(OrderedServices):
         :raise InfranetesError: why it never will."""
         await self._provider_start.started.wait()
         shown = self._pods.shown()
-        started = [side.name for side in self._node.providers if not side.trouble]
+        started = [node_provider.name for node_provider in self._node.providers if not node_provider.trouble]
         return (
             f"infranetes is ready on unix://{self._config.socket_path} (provider "
             f"{', '.join(started)}, {shown} {'sandbox' if shown == 1 else 'sandboxes'})"
@@ -596,7 +607,7 @@ class Daemon(OrderedServices):
     def serves(self) -> bool:
         """Whether some pods are served, so that the service manager counts the daemon as ready."""
         return self._backends.delegate is not None or any(
-            side.ready.happened for side in self._node.providers
+            node_provider.ready.happened for node_provider in self._node.providers
         )
 
 

@@ -117,7 +117,7 @@ def make_backends(
         config.kubernetes.networks,
         config.kubernetes.network_policies,
         observer=observer,
-        ranges=AddressRanges(config.state_dir, config.offered_sides) if config.has_tenants else None,
+        ranges=AddressRanges(config.state_dir, config.offered_node_providers) if config.has_tenants else None,
     )
     joining = {config.provider_of(name) for name, its in config.handlers.items() if its.network == CNI}
 
@@ -131,7 +131,7 @@ def make_backends(
 
     providers: dict[str, IPodProvider] = {}
     wrong: list[str] = []
-    for name in config.offered_sides:
+    for name in config.offered_node_providers:
         if split(name)[0] not in (*providers, name):
             continue  # its provider's table is wrong, which is told already
         try:

@@ -16,8 +16,8 @@ from infranetes.machines.pooled import Purpose, check_stops
 from infranetes.pods.node.handler_config import SYSTEMD, HandlerConfig
 from infranetes.pods.node.handlers import AnnotationRule, Handler, Handlers
 from infranetes.pods.node.images import Images
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.node.pools import Pools
-from infranetes.pods.node.sides import Providers
 from infranetes.providers.interface import IInVpc, IPodProvider
 from infranetes.providers.tenants import all_tenants
 from infranetes_common.errors import ConfigError, InvalidArgument
@@ -26,11 +26,11 @@ from infranetes_common.errors import ConfigError, InvalidArgument
 def make_handlers(
     providers: Providers, images: Images, config: Config, source: str
 ) -> tuple[Handlers, Pools]:
-    """Return the configured handlers and all pools of a node, whose sides have their overlay.
+    """Return the configured handlers and all pools of a node.
 
     :param source: the configuration's file, which errors name.
     :raise ConfigError: a handler's network can't be had, or a pool's VMs can't wait stopped."""
-    check_pools(config, [side.provider for side in providers], source)
+    check_pools(config, [node_provider.provider for node_provider in providers], source)
     by_name = {name: _make(providers, config, name, source) for name in ("", *config.offered_handlers)}
     own = Pool(providers.own, config.pool)
     pools = Pools(own, [handler.pool for handler in by_name.values() if handler.pool is not None])
@@ -49,18 +49,18 @@ def make_handlers(
 
 def _make(providers: Providers, config: Config, name: str, source: str) -> Handler:
     given = config.handlers.get(name, HandlerConfig())
-    side, kind = providers.by_name[config.side_of(name)], config.kind_of(name)
-    if given.network == "overlay" and side.overlay is None:
-        raise _no_overlay(name, side.name, source)
+    node_provider, kind = providers.by_name[config.node_provider_of(name)], config.kind_of(name)
+    if given.network == "overlay" and node_provider.overlay is None:
+        raise _no_overlay(name, node_provider.name, source)
     contprovider = given.contprovider
     if kind == SYSTEMD != config.kind:  # its VMs would run containers by default
         contprovider = SYSTEMD
     rule = AnnotationRule(name, given.annotations.set, given.annotations.allow)
     pool = None
     if given.pool.sizes:
-        pool = Pool(side, given.pool, Purpose(name, given.annotations.set, contprovider))
+        pool = Pool(node_provider, given.pool, Purpose(name, given.annotations.set, contprovider))
     network, size = given.network, given.size
-    return Handler(name, side, kind, contprovider, network, size, rule, pool, given.tenant)
+    return Handler(name, node_provider, kind, contprovider, network, size, rule, pool, given.tenant)
 
 
 def check_overlays(config: Config, providers: Sequence[IPodProvider], source: str) -> None:
@@ -80,15 +80,15 @@ def check_pools(config: Config, providers: Sequence[IPodProvider], source: str) 
 
     :raise ConfigError: they can't."""
     by_name = {each.name: each for each in providers}
-    pools = [("pool", config.pool, config.side_of(""), dict[str, str]())]
+    pools = [("pool", config.pool, config.node_provider_of(""), dict[str, str]())]
     pools += [
-        (f"handlers.{name}.pool", its.pool, config.side_of(name), dict(its.annotations.set))
+        (f"handlers.{name}.pool", its.pool, config.node_provider_of(name), dict(its.annotations.set))
         for name, its in config.handlers.items()
     ]
-    for key, pool, side, given in pools:
+    for key, pool, provider, given in pools:
         if pool.stops:
             try:
-                check_stops(by_name[side], given)
+                check_stops(by_name[provider], given)
             except InvalidArgument as error:
                 raise ConfigError(f"{source}: {key}.sizes: stopped: {error}") from None
 

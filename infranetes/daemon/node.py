@@ -21,10 +21,11 @@ from infranetes.pods.images.layer_loads import LayerLoads
 from infranetes.pods.images.removal import UnusedImages
 from infranetes.pods.node import apparmor
 from infranetes.pods.node.handlers import Handlers
+from infranetes.pods.node.hooks import Features
 from infranetes.pods.node.images import Images
 from infranetes.pods.node.logs import Logs
+from infranetes.pods.node.node_providers import Providers, SharedParts
 from infranetes.pods.node.pools import Pools
-from infranetes.pods.node.sides import Providers, SharedParts
 from infranetes.pods.reconcile import Reconciler
 from infranetes.pods.sandboxes.launch import Dns, Launches
 from infranetes.pods.sandboxes.machine_images import BootSources, MachineImages
@@ -43,6 +44,7 @@ class Node:
     """The pods of a node. Only the assembly has it: each object gets its own collaborators.
 
     :param shared: what the machines of all providers share, of which much is the pods' as well.
+    :param features: join in the pods' lives.
     :param images: holds the containers' images. :param logs: writes the containers' log files.
     :param sources: what VMs are booted from whose image is the VM.
     :param dns: returns the node's own DNS settings, for pods that have none.
@@ -55,6 +57,7 @@ class Node:
         self,
         reactor: IReactor,
         shared: SharedParts,
+        features: Features,
         providers: Providers,
         handlers: Handlers,
         pools: Pools,
@@ -66,7 +69,7 @@ class Node:
         apparmor_dir: Path = apparmor.DEFAULT_DIRECTORY,
         parallel: int = 64,
     ) -> None:
-        inventory, features, times = shared.inventory, shared.features, shared.times
+        inventory, times = shared.inventory, shared.times
         observer, stopping = shared.observer, shared.stopping
         self.reactor, self.names, self.times, self.stopping = reactor, shared.names, times, stopping
         self.inventory, self.features, self.logs = inventory, features, logs

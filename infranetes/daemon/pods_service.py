@@ -14,7 +14,7 @@ from twisted.python.failure import Failure
 
 from infranetes.daemon.handlers import pools_with
 from infranetes.daemon.node import Node
-from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.node.node_providers import NodeProvider
 from infranetes.pods.store.records import POD_CIDR, Contents
 from infranetes.pods.store.states import SHOWN_SANDBOXES
 from infranetes.providers.absent import AbsentProvider
@@ -46,7 +46,7 @@ class PodsService(Service):
         node = self.node
         contents = await node.inventory.store.open()
         self.pod_cidr = contents.settings.get(POD_CIDR, "")
-        self._find_sides(contents)
+        self._find_providers(contents)
         await node.features.load(contents)
         for pool, records in pools_with(node.pools, node.providers, contents.pool):
             pool.load(records, contents.settings)
@@ -55,7 +55,7 @@ class PodsService(Service):
         node.timekeeping.start()
         await node.features.resume(node.inventory)
 
-    def _find_sides(self, contents: Contents) -> None:
+    def _find_providers(self, contents: Contents) -> None:
         """Find or make the providers of all records, also of those that no handler names any more."""
         recorded = {each.provider for each in contents.sandboxes} | {each.provider for each in contents.pool}
         for name in sorted(recorded - {*self.node.providers.by_name}):
@@ -70,18 +70,18 @@ class PodsService(Service):
                 provider = cast(IPodProvider, AbsentProvider(name, str(error)))
             self.node.providers.add(provider)
 
-    def provider_started(self, side: ProviderSide) -> None:
+    def provider_started(self, node_provider: NodeProvider) -> None:
         """Go on with what has to wait for the provider."""
-        side.provider.watch(partial(self._ended, side))
-        side.trouble = ""
-        side.ready.succeed(None)
-        for pool in self.node.pools.of(side):
+        node_provider.provider.watch(partial(self._ended, node_provider))
+        node_provider.trouble = ""
+        node_provider.ready.succeed(None)
+        for pool in self.node.pools.of(node_provider):
             pool.provider_ready()
-        self.node.reconciler.provider_ready(side)
+        self.node.reconciler.provider_ready(node_provider)
 
-    def _ended(self, side: ProviderSide, instance: Instance) -> None:
-        self.node.sandboxes.ended(side, instance)
-        for pool in self.node.pools.of(side):
+    def _ended(self, node_provider: NodeProvider, instance: Instance) -> None:
+        self.node.sandboxes.ended(node_provider, instance)
+        for pool in self.node.pools.of(node_provider):
             pool.ended(instance)
 
     def shown(self) -> int:

@@ -13,7 +13,7 @@ from twisted.python.failure import Failure
 
 from infranetes.daemon.pods_service import PodsService
 from infranetes.daemon.service_manager import ServiceManager
-from infranetes.pods.node.sides import Providers, ProviderSide
+from infranetes.pods.node.node_providers import NodeProvider, Providers
 from infranetes.providers.interface import Awaited
 from infranetes_common.concurrency import Event, Flight, backoff, deferred, settled, sleep, start, within
 from infranetes_common.errors import Unavailable
@@ -51,16 +51,16 @@ class ProviderStart(Service):
         self._pods = pods
         self._manager = manager
         self._starting: list[Deferred[None]] = []
-        self._failed: list[ProviderSide] = []
+        self._failed: list[NodeProvider] = []
         self.started: Event[None] = Event()
 
     def startService(self) -> None:
         Service.startService(self)
         if self._delegate:
             self._manager.ready(self._status())
-        for side in list(self._providers):
-            starting = start(self._start(side))
-            starting.addErrback(partial(self._ended, side))
+        for node_provider in list(self._providers):
+            starting = start(self._start(node_provider))
+            starting.addErrback(partial(self._ended, node_provider))
             self._starting.append(starting)
 
     @deferred
@@ -73,59 +73,61 @@ class ProviderStart(Service):
         clock = self._clock
         await settled(within(clock, UNDO_SECONDS, flight.join(), "its end") for flight in flights)
 
-    async def _start(self, side: ProviderSide) -> None:
+    async def _start(self, node_provider: NodeProvider) -> None:
         pauses = backoff(*RETRY_SECONDS)
-        provider = side.provider
+        provider = node_provider.provider
         while True:
             try:
-                if (subnet := self._pods.pod_cidr) and side.gets_subnet:
+                if (subnet := self._pods.pod_cidr) and node_provider.gets_subnet:
                     await provider.configure_network(subnet)
-                await provider.start(partial(self._progress, side))
+                await provider.start(partial(self._progress, node_provider))
                 break
             except Awaited as error:
                 pause = AWAITED_SECONDS
-                if side.trouble != redacted(str(error)):
-                    self._wait(side, error, "")
+                if node_provider.trouble != redacted(str(error)):
+                    self._wait(node_provider, error, "")
             except Unavailable as error:
                 pause = next(pauses)
-                self._wait(side, error, f"; tried again in {pause:.0f} s")
+                self._wait(node_provider, error, f"; tried again in {pause:.0f} s")
             await sleep(self._clock, pause)
-        self._pods.provider_started(side)
+        self._pods.provider_started(node_provider)
         self._manager.ready(self._status())
         self.started.succeed(None)
 
-    def _wait(self, side: ProviderSide, error: Unavailable, when: str) -> None:
+    def _wait(self, node_provider: NodeProvider, error: Unavailable, when: str) -> None:
         """Report what a provider still needs before it can start."""
-        side.trouble = redacted(str(error))
+        node_provider.trouble = redacted(str(error))
         _log.warn(
             "provider {provider} can't start yet: {error}{when}",
-            provider=side.provider.name,
+            provider=node_provider.provider.name,
             error=error,
             when=when,
         )
         # No one knows how long this takes, so the service manager must not wait for it.
         self._manager.ready(self._status())
 
-    def _ended(self, side: ProviderSide, failure: Failure) -> None:
+    def _ended(self, node_provider: NodeProvider, failure: Failure) -> None:
         """Record that one provider will not start."""
         assert isinstance(failure.value, Exception)
-        self._failed.append(side)
+        self._failed.append(node_provider)
         stopped = failure.check(CancelledError) is not None
         if len(self._failed) == len(self._providers.by_name) and (stopped or not self._delegate):
             self.started.fail(failure.value)
         if stopped:
             return
-        side.trouble = (
+        node_provider.trouble = (
             f"it can't start: {redacted(str(failure.value))}; restart the daemon once that is fixed"
         )
         if len(self._providers.by_name) > 1 or self._delegate:
-            _log.error("provider {provider} can't start: {error}", provider=side.name, error=failure.value)
+            _log.error(
+                "provider {provider} can't start: {error}", provider=node_provider.name, error=failure.value
+            )
             if self._delegate or not self._providers.trouble:
                 self._manager.ready(self._status())
 
-    def _progress(self, side: ProviderSide, words: str) -> None:
-        side.trouble = words
-        _log.info("provider {provider}: {words}", provider=side.name, words=words)
+    def _progress(self, node_provider: NodeProvider, words: str) -> None:
+        node_provider.trouble = words
+        _log.info("provider {provider}: {words}", provider=node_provider.name, words=words)
         if self.started.happened or self._delegate:
             self._manager.ready(self._status())
         else:
@@ -133,8 +135,10 @@ class ProviderStart(Service):
 
     def _status(self) -> str:
         """Return the daemon's status for people."""
-        lacking = [side for side in self._providers if side.trouble]
-        words = "; ".join(f"provider {side.name}: {side.trouble}" for side in lacking)
+        lacking = [node_provider for node_provider in self._providers if node_provider.trouble]
+        words = "; ".join(
+            f"provider {node_provider.name}: {node_provider.trouble}" for node_provider in lacking
+        )
         if len(lacking) == len(self._providers.by_name) and not self._delegate:
             return f"waiting for {words}"
         return f"serving; {words}" if lacking else "serving"

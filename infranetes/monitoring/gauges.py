@@ -14,9 +14,9 @@ from infranetes.machines.agent.container_watch import Reach
 from infranetes.machines.context import NodeNames
 from infranetes.machines.pool_record import PoolState
 from infranetes.pods.node.inventory import Inventory
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.node.pools import Pools
 from infranetes.pods.node.refusals import refusals
-from infranetes.pods.node.sides import Providers
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.providers.interface import Share
 
@@ -48,12 +48,10 @@ class ShownNode:
 
 def node_gauges(node: ShownNode) -> list[Gauge]:
     """Return all of them. A gauge by state shows 0 for a state that nothing is in."""
-    sides, sandboxes = node.providers, list(node.inventory)
-    names = [side.name for side in sides]
+    node_providers, sandboxes = node.providers, list(node.inventory)
+    names = [node_provider.name for node_provider in node_providers]
     pools = [(pool.purpose.handler, pool) for pool in node.pools.all()]
-    watched = [
-        (node.providers.side_of(one.record).name, one.watch) for one in sandboxes if one.watch is not None
-    ]
+    watched = [(node.providers.of(one.record).name, one.watch) for one in sandboxes if one.watch is not None]
     build = versions()
     return [
         Gauge("infranetes_build_info", "This release, and what runs it.", list(build),
@@ -61,15 +59,15 @@ def node_gauges(node: ShownNode) -> list[Gauge]:
         Gauge("infranetes_ready", "1: pods can be run; 0: no provider can be asked for VMs.", (),
               {(): not node.providers.trouble}),
         Gauge("infranetes_provider_ready", "1: the provider can be asked for VMs.", ("provider",),
-              {(side.name,): not side.trouble for side in sides}),
+              {(node_provider.name,): not node_provider.trouble for node_provider in node_providers}),
         Gauge("infranetes_orphans", "VMs that no record knew in the last pass.", ("provider",),
-              {(side.name,): len(side.orphans) for side in sides}),
+              {(node_provider.name,): len(node_provider.orphans) for node_provider in node_providers}),
         Gauge("infranetes_sandboxes", "Pods' sandboxes.", ("provider", "state"),
-              _counted(((node.providers.side_of(one.record).name, one.state.value) for one in sandboxes),
+              _counted(((node.providers.of(one.record).name, one.state.value) for one in sandboxes),
                        [(name, state.value) for name in names for state in SandboxState])),
         Gauge("infranetes_starts", "Starts of pods whose number at once is bounded.", ("provider", "state"),
-              {(side.name, state): number for side in sides for state, number in
-               (("waiting", side.starts.waiting), ("under_way", side.starts.under_way))}),
+              {(node_provider.name, state): number for node_provider in node_providers for state, number in
+               (("waiting", node_provider.starts.waiting), ("under_way", node_provider.starts.under_way))}),
         Gauge("infranetes_containers", "Pods' containers.", ("state",),
               _counted(((one.state.value,) for one in node.inventory.containers.values()),
                        [(state.value,) for state in ContainerState])),
@@ -86,7 +84,7 @@ def node_gauges(node: ShownNode) -> list[Gauge]:
               {(name,): bool(pool.trouble) for name, pool in pools}),
         Gauge("infranetes_refused_pods", "Pods that lately sent packets beyond a share of theirs.",
               ("provider", "share"),
-              _counted(((node.providers.side_of(one.record).name, share.value) for one in sandboxes
+              _counted(((node.providers.of(one.record).name, share.value) for one in sandboxes
                         for share, refused in refusals(node.providers, one).items() if refused.lately),
                        [(name, share.value) for name in names for share in Share])),
         *_connections(),

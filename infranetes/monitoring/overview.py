@@ -94,17 +94,25 @@ def overview(
 
     :param now: seconds since 1970 UTC. :param screens: whether pages show the screens of VMs."""
     sandboxes = sorted(node.inventory, key=lambda one: one.record.created_at, reverse=True)
-    count = Counter(node.providers.side_of(one.record).name for one in sandboxes)
+    count = Counter(node.providers.of(one.record).name for one in sandboxes)
     states = Counter(one.state.value for one in sandboxes)
     costs = [cost for one in sandboxes if (cost := _cost(one)) is not None]
-    sides = node.providers
+    node_providers = node.providers
     return Overview(
         now=now,
         cluster=node.names.cluster,
         node=node.names.node,
         version=runtime_version(),
         trouble=node.providers.trouble,
-        providers=[Provider(side.name, side.trouble, count[side.name], len(side.orphans)) for side in sides],
+        providers=[
+            Provider(
+                node_provider.name,
+                node_provider.trouble,
+                count[node_provider.name],
+                len(node_provider.orphans),
+            )
+            for node_provider in node_providers
+        ],
         pods=[_pod(node, one, screens) for one in sandboxes[:MAX_PODS]],
         more_pods=max(len(sandboxes) - MAX_PODS, 0),
         launches=list(launches)[::-1],
@@ -125,7 +133,7 @@ def _pod(node: ShownNode, sandbox: Sandbox, screens: bool) -> Pod:
         created_at=record.created_at / 1e9,
         running=states.count(ContainerState.RUNNING),
         containers=len(states),
-        provider=node.providers.side_of(record).name,
+        provider=node.providers.of(record).name,
         vm=record.instance_id,
         size=instance.size if instance is not None else "",
         address=record.address,

@@ -28,7 +28,7 @@ from infranetes.monitoring.resources import Content, Refusing, Shown, ShownBelow
 from infranetes.monitoring.site import hand_over
 from infranetes.pods.node.inventory import Inventory, Sandbox
 from infranetes.pods.node.meant import present_sandbox
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.vm.guest_view import hypervisor_of
 from infranetes.pods.vm.screens import screen_of
 from infranetes.providers.hypervisor import IHypervisor

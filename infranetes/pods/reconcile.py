@@ -15,8 +15,8 @@ from infranetes.observer import Observer, call_to_provider
 from infranetes.pods.containers.containers import Containers
 from infranetes.pods.node.hooks import Features
 from infranetes.pods.node.inventory import Container, Inventory, Sandbox
+from infranetes.pods.node.node_providers import NodeProvider, Providers
 from infranetes.pods.node.pools import Pools
-from infranetes.pods.node.sides import Providers, ProviderSide
 from infranetes.pods.sandboxes.machine_images import MachineImages, is_half_ended
 from infranetes.pods.sandboxes.sandboxes import Sandboxes
 from infranetes.pods.store.records import ContainerRecord, Contents
@@ -30,8 +30,8 @@ from infranetes_common.errors import InfranetesError
 LIST_SECONDS = 120.0
 AT_A_TIME = 25  # records handled in one turn of the reactor
 
-Orphan = tuple[ProviderSide, Instance]
-"""A VM that has no record, and the side of its provider."""
+Orphan = tuple[NodeProvider, Instance]
+"""A VM that has no record, and its provider."""
 
 _log = Logger()
 
@@ -113,10 +113,10 @@ class Reconciler:
             self._connections.vm_ended(sandbox, sandbox.record.message or "the sandbox was stopped")
             self._log_failure(sandbox, start(self._remove_unfinished(sandbox)))
 
-    def provider_ready(self, side: ProviderSide) -> None:
+    def provider_ready(self, node_provider: NodeProvider) -> None:
         """Finish what was under way at a provider, which has just started, and begin the passes over its VMs.
         Called once for each provider."""
-        for sandbox in self._of(side):
+        for sandbox in self._of(node_provider):
             if sandbox.state is SandboxState.STOPPING:
                 self._log_failure(sandbox, start(self._finish_stop(sandbox)))
             elif sandbox.state is SandboxState.ABANDONED:
@@ -125,16 +125,16 @@ class Reconciler:
                 self._log_failure(sandbox, self._machine_images.vacate(sandbox).join())
         if not self._passes:
             self._begin(self._features.sweep, "the pods' features could not be swept")
-        words = f"the VMs of provider {side.name} could not be compared with the records"
-        self._begin(partial(self._pass, side), words)
+        words = f"the VMs of provider {node_provider.name} could not be compared with the records"
+        self._begin(partial(self._pass, node_provider), words)
 
     def _begin(self, once: Callable[[], Awaitable[None]], words: str) -> None:
         passes = start(self._run_passes(once, words))
         passes.addErrback(lambda _: None)
         self._passes.append(passes)
 
-    def _of(self, side: ProviderSide) -> list[Sandbox]:
-        return [each for each in self._inventory if self._providers.side_of(each.record) is side]
+    def _of(self, node_provider: NodeProvider) -> list[Sandbox]:
+        return [each for each in self._inventory if self._providers.of(each.record) is node_provider]
 
     def stop(self) -> None:
         """End the passes. Idempotent."""
@@ -153,82 +153,90 @@ class Reconciler:
                 _log.failure("{words}", words=words)
             await sleep(self._clock, self._sweep_pause)
 
-    async def _pass(self, side: ProviderSide) -> None:
+    async def _pass(self, node_provider: NodeProvider) -> None:
         """Make one pass. Where lists are dear, only some passes have one."""
-        provider, now = side.provider, self._clock.seconds()
-        if now < side.next_list:
-            await self._mend(side)
+        provider, now = node_provider.provider, self._clock.seconds()
+        if now < node_provider.next_list:
+            await self._mend(node_provider)
             return
         try:
-            await self.once(side)
+            await self.once(node_provider)
         finally:
             if IListsRarely.providedBy(provider):
-                side.next_list = now + provider.list_seconds()
+                node_provider.next_list = now + provider.list_seconds()
 
-    async def once(self, side: ProviderSide) -> None:
+    async def once(self, node_provider: NodeProvider) -> None:
         """Make one pass over a provider's VMs.
 
         A VM that has no record in two successive passes is destroyed in the second."""
-        instances = await self._list(side)
-        await self._end_orphans(side, instances)
-        await self._mend(side, {instance.token: instance for instance in instances})
+        instances = await self._list(node_provider)
+        await self._end_orphans(node_provider, instances)
+        await self._mend(node_provider, {instance.token: instance for instance in instances})
 
-    async def _mend(self, side: ProviderSide, by_token: Mapping[str, Instance] | None = None) -> None:
+    async def _mend(
+        self, node_provider: NodeProvider, by_token: Mapping[str, Instance] | None = None
+    ) -> None:
         """Try again what could not be ended, and compare the records with the VMs.
 
         :param by_token: every VM that the provider lists; None: it was not asked."""
-        for sandbox in self._of(side):
+        for sandbox in self._of(node_provider):
             if sandbox.state is SandboxState.ABANDONED:
                 self._log_failure(sandbox, self._sandboxes.end_abandoned(sandbox).join())
             elif is_half_ended(sandbox):
                 self._log_failure(sandbox, self._machine_images.vacate(sandbox).join())
             elif sandbox.state is SandboxState.READY and by_token is not None:
-                await self._compare(side, sandbox, by_token.get(sandbox.record.token))
-        for pool in self._pools.of(side):
+                await self._compare(node_provider, sandbox, by_token.get(sandbox.record.token))
+        for pool in self._pools.of(node_provider):
             await pool.check(by_token)
 
-    async def _compare(self, side: ProviderSide, sandbox: Sandbox, instance: Instance | None) -> None:
+    async def _compare(
+        self, node_provider: NodeProvider, sandbox: Sandbox, instance: Instance | None
+    ) -> None:
         if instance is None:
             await self._look_again(sandbox)
             return
         sandbox.machine.instance = instance
         if instance.state is InstanceState.ENDED:
-            self._sandboxes.ended(side, instance)
+            self._sandboxes.ended(node_provider, instance)
 
     async def orphans(self) -> tuple[list[Orphan], list[str]]:
         """Return the VMs that are tagged as this node's but have no record, and failed providers' error
         messages.
 
         :raise InfranetesError: no provider could be asked."""
-        sides = list(self._providers)
+        node_providers = list(self._providers)
         found: list[Orphan] = []
-        troubles: list[tuple[ProviderSide, InfranetesError]] = []
-        for side, result in zip(
-            sides, await settled(start(self._found(each)) for each in sides), strict=True
+        troubles: list[tuple[NodeProvider, InfranetesError]] = []
+        for node_provider, result in zip(
+            node_providers, await settled(start(self._found(each)) for each in node_providers), strict=True
         ):
             if not isinstance(result, Failure):
-                found += [(side, instance) for instance in result]
+                found += [(node_provider, instance) for instance in result]
             elif isinstance(result.value, InfranetesError):
-                troubles.append((side, result.value))
+                troubles.append((node_provider, result.value))
             else:
                 result.raiseException()
-        if len(troubles) == len(sides):
+        if len(troubles) == len(node_providers):
             raise troubles[0][1]
-        return found, [_named(side, error) for side, error in troubles]
+        return found, [_named(node_provider, error) for node_provider, error in troubles]
 
-    async def _found(self, side: ProviderSide) -> list[Instance]:
-        side.check_ready()
-        return [each for each in await self._list(side) if not self._has_record(side, each)]
+    async def _found(self, node_provider: NodeProvider) -> list[Instance]:
+        node_provider.check_ready()
+        return [each for each in await self._list(node_provider) if not self._has_record(node_provider, each)]
 
-    async def _list(self, side: ProviderSide) -> list[Instance]:
-        what = f"listing the VMs of provider {side.name}"
-        listing = call_to_provider(self._observer, self._clock, side.name, "list", side.provider.list)
+    async def _list(self, node_provider: NodeProvider) -> list[Instance]:
+        what = f"listing the VMs of provider {node_provider.name}"
+        listing = call_to_provider(
+            self._observer, self._clock, node_provider.name, "list", node_provider.provider.list
+        )
         return await within(self._clock, LIST_SECONDS, listing, what)
 
-    async def _end_orphans(self, side: ProviderSide, instances: list[Instance]) -> None:
-        orphans = {instance.id: instance for instance in instances if not self._has_record(side, instance)}
-        again = side.orphans & orphans.keys()
-        side.orphans = set(orphans)
+    async def _end_orphans(self, node_provider: NodeProvider, instances: list[Instance]) -> None:
+        orphans = {
+            instance.id: instance for instance in instances if not self._has_record(node_provider, instance)
+        }
+        again = node_provider.orphans & orphans.keys()
+        node_provider.orphans = set(orphans)
         for instance_id in again:
             _log.warn(
                 "vm {vm} (sandbox {sandbox}) belongs to this node but is on no record: it is destroyed",
@@ -236,26 +244,30 @@ class Reconciler:
                 sandbox=orphans[instance_id].sandbox_id,
             )
             try:
-                await self._destroy(side, instance_id)
-                side.orphans.discard(instance_id)
-                self._observer.orphan_ended(side.name)
+                await self._destroy(node_provider, instance_id)
+                node_provider.orphans.discard(instance_id)
+                self._observer.orphan_ended(node_provider.name)
             except InfranetesError as error:
                 _log.error("vm {vm} is not destroyed: {error}", vm=instance_id, error=error)
 
-    async def _destroy(self, side: ProviderSide, instance_id: str) -> None:
+    async def _destroy(self, node_provider: NodeProvider, instance_id: str) -> None:
         destroying = call_to_provider(
-            self._observer, self._clock, side.name, "destroy", lambda: side.provider.destroy(instance_id)
+            self._observer,
+            self._clock,
+            node_provider.name,
+            "destroy",
+            lambda: node_provider.provider.destroy(instance_id),
         )
         await within(self._clock, self._destroy_seconds, destroying, f"destroying vm {instance_id}")
 
-    def _has_record(self, side: ProviderSide, instance: Instance) -> bool:
-        if any(pool.owns(instance.token) for pool in self._pools.of(side)):
+    def _has_record(self, node_provider: NodeProvider, instance: Instance) -> bool:
+        if any(pool.owns(instance.token) for pool in self._pools.of(node_provider)):
             return True
         sandbox = self._inventory.by_token(instance.token)
         return (
             sandbox is not None
             and sandbox.state in WITH_VM
-            and self._providers.side_of(sandbox.record) is side
+            and self._providers.of(sandbox.record) is node_provider
         )
 
     async def _look_again(self, sandbox: Sandbox) -> None:
@@ -273,7 +285,7 @@ class Reconciler:
         removing = [one for one in sandbox.containers.values() if one.state is ContainerState.REMOVING]
         if removing and sandbox.watch is not None:
             await (
-                self._providers.side_of(sandbox.record).ready.wait()
+                self._providers.of(sandbox.record).ready.wait()
                 if sandbox.record.image
                 else sandbox.watch.when_live()
             )
@@ -301,10 +313,14 @@ class Reconciler:
         )
 
 
-def _named(side: ProviderSide, error: InfranetesError) -> str:
+def _named(node_provider: NodeProvider, error: InfranetesError) -> str:
     """Return an error's message with the provider's name in it; a cloud's own words lack it."""
     words = str(error)
-    return words if f"provider {side.name}" in words else f"provider {side.name} can't be asked: {words}"
+    return (
+        words
+        if f"provider {node_provider.name}" in words
+        else f"provider {node_provider.name} can't be asked: {words}"
+    )
 
 
 async def _in_portions(work: Sequence[Callable[[], None]], breathe: Callable[[], Awaitable[None]]) -> None:

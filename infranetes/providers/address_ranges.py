@@ -43,24 +43,24 @@ class AddressRange:
 class AddressRanges:
     """Who has which ranges, kept in a file of the state directory. Its method runs in threads.
 
-    :param sides: the names of the providers and tenants that are configured: others' claims have ended."""
+    :param claimants: the names of the configured providers and tenants: others' claims have ended."""
 
-    def __init__(self, state_dir: Path, sides: Collection[str]) -> None:
+    def __init__(self, state_dir: Path, claimants: Collection[str]) -> None:
         self._path = state_dir / FILE
-        self._sides = sides
+        self._claimants = claimants
         self._lock = threading.Lock()
 
-    def _thd_claim(self, side: str, ranges: Sequence[AddressRange]) -> None:
+    def _thd_claim(self, claimant: str, ranges: Sequence[AddressRange]) -> None:
         """Record that a provider's or tenant's pods have these ranges, in place of its earlier ones.
 
         :raise FailedPrecondition: another one has one of them; the message says which, and what to do. Or the
             file can't be written."""
         with self._lock:
-            claims = {name: its for name, its in self._thd_read().items() if name in self._sides}
+            claims = {name: its for name, its in self._thd_read().items() if name in self._claimants}
             for name, its in claims.items():
-                if name != side:
-                    _check(side, ranges, name, its)
-            claims[side] = tuple(ranges)
+                if name != claimant:
+                    _check(claimant, ranges, name, its)
+            claims[claimant] = tuple(ranges)
             text = json.dumps(
                 {name: [[one.space, str(one.network)] for one in its] for name, its in claims.items()}
             )
@@ -85,13 +85,13 @@ class AddressRanges:
             return {}
 
 
-def _check(side: str, ranges: Sequence[AddressRange], other: str, its: Sequence[AddressRange]) -> None:
+def _check(claimant: str, ranges: Sequence[AddressRange], other: str, its: Sequence[AddressRange]) -> None:
     for mine, theirs in _colliding(ranges, its):
         raise FailedPrecondition(
-            f"pods of {side} would have addresses of {mine.network} (in {mine.space}), and those of {other} "
-            f"have addresses of {theirs.network} (in {theirs.space}): the node can't tell them apart, nor "
-            f"reach both. Give one of them a network with other addresses, or have its pods' addresses be "
-            f"floating ones (pod_address), or take {side} to another node"
+            f"pods of {claimant} would have addresses of {mine.network} (in {mine.space}), and those of "
+            f"{other} have addresses of {theirs.network} (in {theirs.space}): the node can't tell them "
+            "apart, nor reach both. Give one of them a network with other addresses, or have its pods' "
+            f"addresses be floating ones (pod_address), or take {claimant} to another node"
         )
 
 

@@ -33,13 +33,13 @@ NAMESPACES = "namespaces"  # the key of a tenant's table that no cloud has
 _OWN = ("tenants", "allowed_tenants", "require_tenant")  # keys that say who is which tenant
 
 
-def side_name(provider: str, tenant: str) -> str:
+def node_provider_name(provider: str, tenant: str) -> str:
     """Return what a tenant is called as a provider. :param tenant: "": none."""
     return f"{provider}{SEPARATOR}{tenant}" if tenant else provider
 
 
 def split(name: str) -> tuple[str, str]:
-    """Return the provider and the tenant of what `side_name` returned."""
+    """Return the provider and the tenant of what `node_provider_name` returned."""
     provider, _, tenant = name.partition(SEPARATOR)
     return provider, tenant
 

@@ -17,7 +17,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes.pods.node.inventory import Sandbox
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.store.states import SandboxState
 from infranetes.providers.volumes import IHasVolumes, IVolumes, VolumeDisk
 from infranetes.volumes.published import PublishedVolume
@@ -70,7 +70,7 @@ class VolumesAtLaunch:
 
         :raise FailedPrecondition: they are in different ones.
         :raise Unavailable, DeadlineExceeded: the provider does not tell now."""
-        provider = self._providers.side_of(sandbox.record).provider
+        provider = self._providers.of(sandbox.record).provider
         if not IHasVolumes.providedBy(provider):
             return ""
         wanted = await self._wanted(sandbox)
@@ -175,7 +175,7 @@ class VolumesAtLaunch:
             return []
 
     def _has_volumes(self, sandbox: Sandbox) -> bool:
-        return IHasVolumes.providedBy(self._providers.side_of(sandbox.record).provider)
+        return IHasVolumes.providedBy(self._providers.of(sandbox.record).provider)
 
 
 async def _awaited(awaitable: Awaitable[object]) -> object:

@@ -31,7 +31,7 @@ from twisted.logger import Logger
 from infranetes.machines.interface import IAgent
 from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Container, Inventory, Sandbox
-from infranetes.pods.node.sides import Providers, ProviderSide
+from infranetes.pods.node.node_providers import NodeProvider, Providers
 from infranetes.pods.store.records import AttachmentRecord, Contents
 from infranetes.pods.store.states import SandboxState
 from infranetes.providers.machine_images import BaseDisk, BootDisk
@@ -131,10 +131,10 @@ class PodVolumes(PodFeature):
                         "PersistentVolumeClaim of volumeMode: Block"
                     )
                 check_root(config, device, volume)
-                side = self._providers.side_of(sandbox.record)
-                volumes = self._volumes_of(side)
+                node_provider = self._providers.of(sandbox.record)
+                volumes = self._volumes_of(node_provider)
                 if not IKeepsRoots.providedBy(volumes):
-                    raise no_roots(side.name)
+                    raise no_roots(node_provider.name)
                 async with self._in_work.held(volume.volume):
                     await self._recorded(sandbox, volume, ROOT_SERIAL)
                 return await volumes.root(volume.volume, base, replace)
@@ -147,7 +147,7 @@ class PodVolumes(PodFeature):
         for index, device in enumerate(config.devices):
             if is_root(device):
                 with _named(describe_device(index, device)):
-                    raise no_roots(self._providers.side_of(sandbox.record).name)
+                    raise no_roots(self._providers.of(sandbox.record).name)
 
     def root_of(self, sandbox_id: str) -> str | None:
         """Return the id of the volume that is the root of a sandbox's VM; None: none is."""
@@ -161,7 +161,7 @@ class PodVolumes(PodFeature):
         mounts and devices that name them there.
 
         :raise InfranetesError: a volume, or a device of the node, can't be had; names the mount or device."""
-        provider = self._providers.side_of(container.sandbox.record).provider
+        provider = self._providers.of(container.sandbox.record).provider
         config = await self._lent.with_devices(config, provider)
         mounted = ("" if each.host_path.startswith(PREFIX) else each.host_path for each in config.mounts)
         paths = [*mounted, *(one.host_path for one in config.devices)]
@@ -203,7 +203,7 @@ class PodVolumes(PodFeature):
     async def _ensure_in_vm(self, sandbox: Sandbox, wanted: PublishedVolume) -> str:
         """Have the sandbox's VM mount a volume, or find it; return how its agent knows it as a host_path."""
         checked_options(wanted.mount_flags)
-        self._volumes_of(self._providers.side_of(sandbox.record))
+        self._volumes_of(self._providers.of(sandbox.record))
         began = self._clock.seconds()
         async with self._in_work.held(wanted.volume):
             agent = sandbox.agent()
@@ -243,7 +243,7 @@ class PodVolumes(PodFeature):
     async def _attached(self, sandbox: Sandbox, wanted: PublishedVolume) -> str:
         """Record a volume as the sandbox's and attach it; return its disk's serial number in the VM."""
         self._check_tenant(sandbox, wanted.volume)
-        volumes = self._volumes_of(self._providers.side_of(sandbox.record))
+        volumes = self._volumes_of(self._providers.of(sandbox.record))
         record = await self._recorded(sandbox, wanted)
         try:
             serial = await volumes.attach(record.instance_id, record.id, wanted.read_only)
@@ -259,7 +259,7 @@ class PodVolumes(PodFeature):
 
     def _check_tenant(self, sandbox: Sandbox, volume: str) -> None:
         """Check that a volume is of the pod's tenant. :raise FailedPrecondition: it is another one's."""
-        provider, tenant = split(self._providers.side_of(sandbox.record).name)
+        provider, tenant = split(self._providers.of(sandbox.record).name)
         if any(split(name)[0] == provider and split(name)[1] for name in self._providers.by_name):
             check_use(volume, tenant)
 
@@ -280,7 +280,7 @@ class PodVolumes(PodFeature):
             await self._end_if_free(record)
         record = AttachmentRecord(
             id=wanted.volume,
-            provider=self._providers.side_of(sandbox.record).name,
+            provider=self._providers.of(sandbox.record).name,
             sandbox_id=sandbox.id,
             instance_id=sandbox.record.instance_id,
             serial=serial,
@@ -321,8 +321,8 @@ class PodVolumes(PodFeature):
     async def sweep(self) -> None:
         """Free the volumes of VMs that no longer exist, of providers that have started."""
         for record in list(self._records.values()):
-            side = self._providers.by_name.get(record.provider)
-            if side is not None and side.ready.happened and self._is_over(record):
+            node_provider = self._providers.by_name.get(record.provider)
+            if node_provider is not None and node_provider.ready.happened and self._is_over(record):
                 async with self._in_work.held(record.id):
                     if self._is_over(record):
                         await self._end(record)
@@ -424,14 +424,14 @@ class PodVolumes(PodFeature):
 
     async def _detach(self, record: AttachmentRecord) -> None:
         """Have the provider detach a volume, and forget it. :raise InfranetesError: it is still attached."""
-        side = self._providers.by_name.get(record.provider)
-        if side is None:
+        node_provider = self._providers.by_name.get(record.provider)
+        if node_provider is None:
             raise FailedPrecondition(
                 f"volume {record.id} was attached by provider {record.provider}, which is not configured "
                 "any more: configure it again"
             )
-        side.check_ready()
-        detaching = self._volumes_of(side).detach(record.instance_id, record.id)
+        node_provider.check_ready()
+        detaching = self._volumes_of(node_provider).detach(record.instance_id, record.id)
         await within(self._clock, DETACH_SECONDS, detaching, f"detaching volume {record.id}")
         await self._forget(record)
 
@@ -465,10 +465,12 @@ class PodVolumes(PodFeature):
         await self._inventory.store.delete_attachment(record.id)
         self._records.pop(record.id, None)
 
-    def _volumes_of(self, side: ProviderSide) -> IVolumes:
-        if not IHasVolumes.providedBy(side.provider):
-            raise FailedPrecondition(f"provider {side.name}, which has this pod's VM, attaches no volumes")
-        return side.provider.volumes
+    def _volumes_of(self, node_provider: NodeProvider) -> IVolumes:
+        if not IHasVolumes.providedBy(node_provider.provider):
+            raise FailedPrecondition(
+                f"provider {node_provider.name}, which has this pod's VM, attaches no volumes"
+            )
+        return node_provider.provider.volumes
 
 
 def no_roots(provider: str) -> FailedPrecondition:

@@ -8,7 +8,7 @@ from infranetes.pods.node.hooks import PodFeature
 
 
 class AgentPortRules(PodFeature):
-    """Removes the rules of VMs that end, and repairs the others. `ProviderSide.connect` makes them."""
+    """Removes the rules of VMs that end, and repairs the others. `NodeProvider.connect` makes them."""
 
     name = "rules of agents' ports"
 

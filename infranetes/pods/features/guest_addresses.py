@@ -79,7 +79,7 @@ class GuestAddresses(PodFeature):
 
     def _asks(self, sandbox: Sandbox) -> bool:
         handler = self._handler_of(sandbox.record)
-        if not IBootsImages.providedBy(handler.side.provider):
+        if not IBootsImages.providedBy(handler.node_provider.provider):
             return False
         choices = machine_annotations.read(handler.vm_annotations(sandbox.config.annotations))
         return choices.guest.network_config is NetworkConfig.DHCP
@@ -89,7 +89,7 @@ class GuestAddresses(PodFeature):
         start(self._look(sandbox)).addErrback(_unexpected)
 
     async def _look(self, sandbox: Sandbox) -> None:
-        provider = self._handler_of(sandbox.record).side.provider
+        provider = self._handler_of(sandbox.record).node_provider.provider
         if sandbox.state is not SandboxState.READY or not IBootsImages.providedBy(provider):
             return
         try:

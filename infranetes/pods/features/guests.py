@@ -141,13 +141,13 @@ class Guests(PodFeature):
 
     def _hypervisor(self, sandbox: Sandbox, provider: IHasHypervisors) -> IHypervisor:
         """Return a VM's hypervisor. :raise Unavailable: the provider is starting. :raise NotFound: no VM."""
-        if not self._handler_of(sandbox.record).side.ready.happened:
+        if not self._handler_of(sandbox.record).node_provider.ready.happened:
             raise Unavailable(f"the VM of sandbox {sandbox.id} is found once its provider has started")
         return provider.hypervisor(sandbox.record.instance_id)
 
     def connected(self, sandbox: Sandbox) -> None:
         """Watch a guest with our agent: a guest that powers off takes its agent with it."""
-        provider = self._handler_of(sandbox.record).side.provider
+        provider = self._handler_of(sandbox.record).node_provider.provider
         if not (sandbox.machine.has_agent and IBootsImages.providedBy(provider) and sandbox.record.image):
             return
         self.disconnected(sandbox)
@@ -174,7 +174,7 @@ class Guests(PodFeature):
 
     def ended(self, container: Container) -> None:
         """Have the sandbox end with its guest."""
-        provider = self._handler_of(container.sandbox.record).side.provider
+        provider = self._handler_of(container.sandbox.record).node_provider.provider
         if container.sandbox.record.image and _is_known(container.sandbox, provider):
             # Not now, as this is told by the watch that a lost sandbox ends.
             self._reactor.callLater(0, self._end_with, container)
@@ -186,7 +186,7 @@ class Guests(PodFeature):
     async def sweep(self) -> None:
         """End sandboxes whose guests have ended, where an earlier daemon did not get to it."""
         for sandbox in list(self._inventory):
-            provider = self._handler_of(sandbox.record).side.provider
+            provider = self._handler_of(sandbox.record).node_provider.provider
             if sandbox.state is not SandboxState.READY or not sandbox.record.image:
                 continue
             if not _is_known(sandbox, provider) or self._starts_or_runs(sandbox):

@@ -20,7 +20,7 @@ from infranetes_common.pod_firewall import PodFirewall
 
 if TYPE_CHECKING:
     from infranetes.pods.node.inventory import Container, Sandbox
-    from infranetes.pods.node.sides import ProviderSide
+    from infranetes.pods.node.node_providers import NodeProvider
     from infranetes.pods.store.records import SandboxRecord
 
 WAIT_SECONDS = 10.0  # the longest that a container's start waits; kubelet then retries it
@@ -29,8 +29,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds between two attempts
 Ready = Callable[["Sandbox"], Event[None]]
 """Returns the event that happens when the firewall of a sandbox's VM can be set."""
 
-SideOf = Callable[["SandboxRecord"], "ProviderSide"]
-"""Returns the side of a sandbox's VM."""
+NodeProviderOf = Callable[["SandboxRecord"], "NodeProvider"]
+"""Returns the provider of a sandbox's VM."""
 
 _log = Logger()
 
@@ -51,19 +51,19 @@ class FirewallEnforcer:
     Where the pod has an address of the pods' network, the VM filters only the traffic through the VPC; the
     node filters the traffic through the tunnel."""
 
-    def __init__(self, side_of: SideOf) -> None:
-        self._side_of = side_of
+    def __init__(self, provider_of: NodeProviderOf) -> None:
+        self._provider_of = provider_of
 
     def enforce(self, sandbox: Sandbox, firewall: PodFirewall) -> Deferred[None]:
         """Put a firewall in force. Idempotent."""
-        provider = self._side_of(sandbox.record).provider
+        provider = self._provider_of(sandbox.record).provider
         if IFirewallsPods.providedBy(provider):
             return cast(IFirewallsPods, provider).set_firewall(sandbox.record.instance_id, firewall)
         return start(self._enforce_inside(sandbox, firewall))
 
     def survives_reboot(self, sandbox: Sandbox) -> bool:
         """Return whether the sandbox's firewall is outside of its VM."""
-        return IFirewallsPods.providedBy(self._side_of(sandbox.record).provider)
+        return IFirewallsPods.providedBy(self._provider_of(sandbox.record).provider)
 
     async def _enforce_inside(self, sandbox: Sandbox, firewall: PodFirewall) -> None:
         tunnel_port = await self._enforce_at_tunnel(sandbox, firewall)  # even if the VM can't be reached
@@ -77,7 +77,7 @@ class FirewallEnforcer:
 
     async def _enforce_at_tunnel(self, sandbox: Sandbox, firewall: PodFirewall) -> int:
         """Put the firewall in force at the node's end of the tunnel; return its port; 0: there is none."""
-        overlay = self._side_of(sandbox.record).overlay
+        overlay = self._provider_of(sandbox.record).overlay
         if overlay is None or not overlay.knows(sandbox.id):
             return 0
         await overlay.set_firewall(sandbox.id, firewall)

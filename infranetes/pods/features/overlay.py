@@ -13,7 +13,7 @@ from infranetes.pods.node.handler_config import CNI
 from infranetes.pods.node.handlers import Handler, Handlers
 from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Inventory, Sandbox
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.store.records import POD_CIDR, Contents
 from infranetes.pods.store.states import SandboxState
 from infranetes.providers.annotations import PREFIX, network
@@ -44,13 +44,13 @@ class NetworkChoice(PodFeature):
         :raise InvalidArgument: this pod can't have that network; the message says what to do.
         :raise FailedPrecondition: this node can't provide it, or not yet; the message says what to do."""
         asked = network(config.annotations)
-        side = handler.side
+        node_provider = handler.node_provider
         if handler.network == CNI:
             _check_cni(config, asked)
-        elif side.overlay is not None:
+        elif node_provider.overlay is not None:
             if handler.network_of(config.annotations, self._default) == "overlay":
-                side.overlay.check()
-        elif IInVpc.providedBy(side.provider):
+                node_provider.overlay.check()
+        elif IInVpc.providedBy(node_provider.provider):
             if asked == "overlay":
                 raise InvalidArgument(
                     f"annotation {PREFIX}network: overlay: the addresses of this node's subnet are those of "
@@ -58,7 +58,7 @@ class NetworkChoice(PodFeature):
                 )
         elif asked == "vpc":
             raise InvalidArgument(
-                f"annotation {PREFIX}network: vpc: provider {side.name} gives pods "
+                f"annotation {PREFIX}network: vpc: provider {node_provider.name} gives pods "
                 "addresses of the node's own; leave it out, or have the pod scheduled to other nodes"
             )
 
@@ -93,7 +93,7 @@ class PodOverlay(PodFeature):
 
         :raise InfranetesError: the pod can't get an address there."""
         record = sandbox.record
-        if self._providers.side_of(record).overlay is None:
+        if self._providers.of(record).overlay is None:
             return
         handler, annotations = self._handlers.of(record), sandbox.config.annotations
         chosen = record.network or handler.network_of(annotations, self._handlers.network)

@@ -27,7 +27,7 @@ from infranetes.pods.node.events import EventType
 from infranetes.pods.node.handler_config import MACHINE
 from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Container, Inventory, Sandbox
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.store.states import ContainerState
 
 LAUNCH_SECONDS = 60.0
@@ -75,11 +75,11 @@ class PodStarts(PodFeature):
         self._starts(sandbox).end(sandbox.id)
 
     async def stop(self) -> None:
-        for side in self._providers:
-            side.starts.stop()
+        for node_provider in self._providers:
+            node_provider.starts.stop()
 
     def _starts(self, sandbox: Sandbox) -> Starts:
-        return self._providers.side_of(sandbox.record).starts
+        return self._providers.of(sandbox.record).starts
 
     def _changed(self, event: EventType, sandbox: Sandbox, container: Container | None) -> None:
         if container is None:

@@ -13,7 +13,7 @@ from infranetes.pods.images.layer_loads import LayerLoads, shown_layers
 from infranetes.pods.node.handler_config import MACHINE
 from infranetes.pods.node.images import Images
 from infranetes.pods.node.inventory import Container, Sandbox
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.store.states import ContainerState
 from infranetes_common.concurrency import Flight, settled
 from infranetes_common.errors import Unavailable

@@ -19,7 +19,7 @@ from infranetes.pods.images.file_chunks import FileChunks
 from infranetes.pods.node.images import Images
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.node.load_progress import ImageLoadProgress
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.providers.interface import IShowsDisks, ReadOnlyDisk, ShownDisk
 from infranetes_common.concurrency import Flight, backoff, settled, sleep
 from infranetes_common.errors import (
@@ -161,7 +161,7 @@ class LayerLoads:
         :param made: the image to make of them, if nothing else of it is missing."""
         if not disks:
             return []
-        layers, provider = sandbox.loads.layers, self._providers.side_of(sandbox.record).provider
+        layers, provider = sandbox.loads.layers, self._providers.of(sandbox.record).provider
         if IShowsDisks.providedBy(provider):
             flight = Flight(self._show(sandbox, provider, disks, made))
             layers.update({disk.diff_id: flight for disk in disks})
@@ -226,7 +226,7 @@ class LayerLoads:
 
 async def shown_layers(providers: Providers, sandbox: Sandbox) -> set[str] | None:
     """Return the diff ids of the layers that the VM is shown as disks; None: the provider can't show any."""
-    provider = providers.side_of(sandbox.record).provider
+    provider = providers.of(sandbox.record).provider
     if not IShowsDisks.providedBy(provider):
         return None
     return {layer_of(disk) for disk in await provider.shown_disks(sandbox.record.instance_id)}

@@ -15,7 +15,7 @@ from twisted.logger import Logger
 from infranetes.pods.images.layer_loads import disk_name, layer_of, shown_layers
 from infranetes.pods.node.images import Images
 from infranetes.pods.node.inventory import Sandbox
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.store.states import SandboxState
 from infranetes.providers.interface import IShowsDisks
 from infranetes_common.concurrency import Event, Flight
@@ -93,7 +93,7 @@ class UnusedImages:
 
     async def _hide(self, sandbox: Sandbox) -> None:
         """Unplug the layers' disks that the VM has not mounted."""
-        provider = self._providers.side_of(sandbox.record).provider
+        provider = self._providers.of(sandbox.record).provider
         if not IShowsDisks.providedBy(provider):
             return
         instance_id = sandbox.record.instance_id

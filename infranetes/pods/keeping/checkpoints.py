@@ -27,7 +27,7 @@ from infranetes.pods.keeping import archive
 from infranetes.pods.keeping.archive import Archive, check_free, checked_location
 from infranetes.pods.keeping.manifest import config_dump, manifest, spec_dump
 from infranetes.pods.node.inventory import Container, Sandbox
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.providers.keeping import IKeepsVms, KeptVm
 from infranetes_common.concurrency import KEEPING, deferred, run_in_thread, shielded, within
@@ -121,7 +121,7 @@ class Checkpoints:
         return Checkpoint(size, kept.pause_seconds, self._reactor.seconds() - began)
 
     def _provider(self, sandbox: Sandbox) -> IKeepsVms:
-        provider = self._providers.side_of(sandbox.record).provider
+        provider = self._providers.of(sandbox.record).provider
         if not IKeepsVms.providedBy(provider):
             raise Unimplemented(
                 f"sandbox {sandbox.id} can't be checkpointed: provider {provider.name} can't keep VMs as "

@@ -27,7 +27,7 @@ from infranetes.pods.keeping.states import KeptState, KeptStates, Stage
 from infranetes.pods.node.handlers import Handler, Handlers
 from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Container, Inventory, Sandbox
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.providers.annotations import KeepAs, keep_as
 from infranetes.providers.keeping import IStartsKeptVms
@@ -112,7 +112,7 @@ class KeepAsFeature(PodFeature):
 
     async def _is_kept(self, sandbox: Sandbox, choice: KeepAs) -> bool:
         """Return whether there is nothing to do for a pod in this pass."""
-        provider = self._providers.side_of(sandbox.record).provider
+        provider = self._providers.of(sandbox.record).provider
         try:
             state = await self._keeper.described(sandbox, choice.name)
         except InfranetesError as error:

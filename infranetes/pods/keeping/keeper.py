@@ -24,7 +24,7 @@ from infranetes.pods.node.handler_config import MACHINE
 from infranetes.pods.node.handlers import Handlers
 from infranetes.pods.node.hooks import Features, PodFeature
 from infranetes.pods.node.inventory import Container, Inventory, Sandbox
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm.vm_size import recorded_size
 from infranetes.providers.annotations import keeps_secrets
@@ -94,13 +94,13 @@ class PodKeeper(PodFeature):
         return id in self._working or id in self._states.held
 
     def _provider(self, sandbox: Sandbox) -> IStartsKeptVms:
-        side = self._providers.side_of(sandbox.record)
-        if not IStartsKeptVms.providedBy(side.provider):
+        node_provider = self._providers.of(sandbox.record)
+        if not IStartsKeptVms.providedBy(node_provider.provider):
             raise Unimplemented(
-                f"sandbox {sandbox.id} can't be kept: VMs of provider {side.name} don't start from kept "
-                "ones; see docs/warm-pods.md"
+                f"sandbox {sandbox.id} can't be kept: VMs of provider {node_provider.name} don't start "
+                "from kept ones; see docs/warm-pods.md"
             )
-        provider: IStartsKeptVms = side.provider
+        provider: IStartsKeptVms = node_provider.provider
         return provider
 
     def _check(self, sandbox: Sandbox) -> None:

@@ -103,7 +103,7 @@ class KeptStarts(PodFeature):
 
     async def _fitting(self, sandbox: Sandbox, handler: Handler, choice: StartFrom) -> KeptState:
         """Return the state that the pod starts from. :raise FailedPrecondition: none fits; says why."""
-        config, provider = sandbox.config, handler.side.provider
+        config, provider = sandbox.config, handler.node_provider.provider
         state = self._candidate(config, handler, choice)
         shape = shape_of_pod(self._handlers.contprovider, handler, config, recorded_size(sandbox))
         if (part := difference(state.sandbox, shape)) is not None:
@@ -115,12 +115,12 @@ class KeptStarts(PodFeature):
 
     def _candidate(self, config: cri.PodSandboxConfig, handler: Handler, choice: StartFrom) -> KeptState:
         """Return the state of the name, as far as that can be told at once. :raise FailedPrecondition."""
-        side = handler.side
-        if not IStartsKeptVms.providedBy(side.provider):
-            raise FailedPrecondition(f"VMs of provider {side.name} don't start from kept states")
+        node_provider = handler.node_provider
+        if not IStartsKeptVms.providedBy(node_provider.provider):
+            raise FailedPrecondition(f"VMs of provider {node_provider.name} don't start from kept states")
         namespace, template = choice.namespace or config.metadata.namespace, template_of(config)
         named = self._states.named(namespace, choice.name)
-        ready = [each for each in named if each.stage is Stage.READY and each.provider == side.name]
+        ready = [each for each in named if each.stage is Stage.READY and each.provider == node_provider.name]
         fitting = [each for each in ready if each.template in (template, "") or not template]
         if not fitting:
             words = f"is of another template than {template}" if ready else "is not on this node"

@@ -91,7 +91,7 @@ class KeptState:
     """A kept state.
 
     :ivar pod: the pod that was kept, for people. :ivar template: see `shape.template_of`.
-    :ivar provider: the name of the side of its VM. :ivar sandbox: the shape of the pod.
+    :ivar provider: the name of the node provider of its VM. :ivar sandbox: the shape of the pod.
     :ivar secrets: whether it was kept with what it had in its volumes in memory.
     :ivar kept_at: seconds since 1970 UTC. :ivar pause_seconds: for which the VM did not execute.
     :ivar size: bytes on the disk, once it is READY.

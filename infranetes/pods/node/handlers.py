@@ -11,14 +11,14 @@ import attrs
 
 from infranetes.images import Image
 from infranetes.pods.node.handler_config import ALL, CNI, DOCKER, MACHINE, SYSTEMD
+from infranetes.pods.node.node_providers import NodeProvider, Providers
 from infranetes.pods.node.pools import Pools
-from infranetes.pods.node.sides import Providers, ProviderSide
 from infranetes.providers import machine_annotations
 from infranetes.providers.annotations import network
 from infranetes.providers.annotations import read as read_annotations
 from infranetes.providers.hypervisor import IBootsGuests, IBootsImages
 from infranetes.providers.interface import Size
-from infranetes.providers.tenants import Tenants, side_name, split
+from infranetes.providers.tenants import Tenants, node_provider_name, split
 from infranetes.providers.virtlet import translated
 from infranetes_common.errors import InvalidArgument
 
@@ -83,7 +83,7 @@ class Handler:
     """
 
     name: str
-    side: ProviderSide
+    node_provider: NodeProvider
     kind: str = DOCKER
     contprovider: str = ""
     network: str = ""
@@ -94,8 +94,8 @@ class Handler:
 
     @property
     def provider(self) -> str:
-        """The name of the provider, of which `side` may be a tenant."""
-        return split(self.side.name)[0]
+        """The name of the provider, of which `node_provider` may be a tenant."""
+        return split(self.node_provider.name)[0]
 
     def sized(self, size: Size) -> Size:
         """Return the size of the VM of a pod that asks for this size: what it leaves out is the handler's."""
@@ -115,11 +115,11 @@ class Handler:
         annotations = translated(annotations)
         read_annotations(annotations)
         self.annotations.check(annotations)
-        if not IBootsImages.providedBy(self.side.provider):
+        if not IBootsImages.providedBy(self.node_provider.provider):
             machine_annotations.refuse_for_cloud(
                 self.annotations.applied(annotations),
-                self.side.name,
-                guests=IBootsGuests.providedBy(self.side.provider),
+                self.node_provider.name,
+                guests=IBootsGuests.providedBy(self.node_provider.provider),
             )
 
     def vm_annotations(self, annotations: Mapping[str, str]) -> dict[str, str]:
@@ -133,15 +133,17 @@ class Handler:
         if self.network == CNI:
             return CNI
         chosen = network(annotations) or self.network
-        return chosen or (default if self.side.overlay is not None else "")
+        return chosen or (default if self.node_provider.overlay is not None else "")
 
-    def recorded(self, record: SandboxRecord, side: ProviderSide) -> Handler:
+    def recorded(self, record: SandboxRecord, node_provider: NodeProvider) -> Handler:
         """Return this handler as it was when the sandbox was made: a changed configuration changes no pod."""
         kind = record.kind
-        if side is self.side and kind == self.kind:
+        if node_provider is self.node_provider and kind == self.kind:
             return self
         contprovider = self.contprovider if kind == self.kind else SYSTEMD if kind == SYSTEMD else ""
-        return attrs.evolve(self, side=side, kind=kind, contprovider=contprovider, pool=None)
+        return attrs.evolve(
+            self, node_provider=node_provider, kind=kind, contprovider=contprovider, pool=None
+        )
 
 
 class Handlers:
@@ -183,21 +185,25 @@ class Handlers:
         :raise InvalidArgument: the pod may not be of the tenant that it would be of."""
         handler = self.named(name)
         tenants = self.tenants.get(handler.provider) or Tenants(handler.provider)
-        side_of = side_name(handler.provider, tenants.choose(namespace, handler.tenant, annotations))
-        if side_of == handler.side.name:
+        name = node_provider_name(handler.provider, tenants.choose(namespace, handler.tenant, annotations))
+        if name == handler.node_provider.name:
             return handler
-        return attrs.evolve(handler, side=self._providers.by_name[side_of], pool=None)
+        return attrs.evolve(handler, node_provider=self._providers.by_name[name], pool=None)
 
     def of(self, record: SandboxRecord) -> Handler:
         """Return the sandbox's handler as it was when the sandbox was made."""
-        return self.named(record.runtime_handler).recorded(record, self._providers.side_of(record))
+        return self.named(record.runtime_handler).recorded(record, self._providers.of(record))
 
     def pool_for(self, handler: Handler) -> Pool | None:
         """Return the pool that may serve the handler's pods, or None.
 
         It is the handler's own, or the node's if its VMs are made the same way."""
         own = self.by_name[""]
-        like_own = handler.side is own.side and handler.kind == own.kind and not handler.annotations.set
+        like_own = (
+            handler.node_provider is own.node_provider
+            and handler.kind == own.kind
+            and not handler.annotations.set
+        )
         return handler.pool or (self._pools.own if like_own and handler.network != CNI else None)
 
     def check_image(self, record: SandboxRecord, image: Image) -> None:
@@ -209,7 +215,7 @@ class Handlers:
             return
         source = self.image_source(image.id)
         fitting = {handler.provider} if handler.kind == MACHINE else {handler.kind}
-        if handler.kind == MACHINE and IBootsImages.providedBy(handler.side.provider):
+        if handler.kind == MACHINE and IBootsImages.providedBy(handler.node_provider.provider):
             fitting.add(DOCKER)  # images of registries may hold a machine's disk
         if source not in fitting:
             where = f" of provider {handler.provider}" if handler.kind == MACHINE else ""

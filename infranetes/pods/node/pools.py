@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from infranetes.machines.pool import Pool
-from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.node.node_providers import NodeProvider
 
 
 class Pools:
@@ -22,6 +22,6 @@ class Pools:
         """Return every pool, the node's own first."""
         return [self.own, *self.others]
 
-    def of(self, side: ProviderSide) -> list[Pool]:
-        """Return the pools whose VMs are of this side."""
-        return [pool for pool in self.all() if pool.context is side]
+    def of(self, node_provider: NodeProvider) -> list[Pool]:
+        """Return the pools whose VMs are of this provider."""
+        return [pool for pool in self.all() if pool.context is node_provider]

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from typing import cast
 
 from infranetes.pods.node.inventory import Sandbox
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.providers.interface import ICountsRefusals, RefusedPackets, Share
 from infranetes_common.errors import NotFound
 
 
 def refusals(providers: Providers, sandbox: Sandbox) -> Mapping[Share, RefusedPackets]:
     """Return it by share; shares that sufficed are left out."""
-    provider = providers.side_of(sandbox.record).provider
+    provider = providers.of(sandbox.record).provider
     if not ICountsRefusals.providedBy(provider) or not sandbox.record.instance_id:
         return {}
     try:

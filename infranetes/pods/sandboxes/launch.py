@@ -121,7 +121,7 @@ class Launches:
 
         :param error: the reason why the launch failed; None: it succeeded."""
         steps = sandbox.timeline.launch_steps(began.at)
-        provider = self._handlers.of(sandbox.record).side.name
+        provider = self._handlers.of(sandbox.record).node_provider.name
         reason = "" if error is None else reason_of(error)
         self._observer.launched(
             Launch(sandbox.id, sandbox.pod, provider, began.kind, began.at / 1e9, steps, reason, message)
@@ -131,7 +131,7 @@ class Launches:
         timeline = sandbox.timeline
         handler = self._handlers.of(sandbox.record)
         with timeline.step("the provider is waited for, until it has started", launch=LaunchStep.PREPARE):
-            await handler.side.ready.wait()
+            await handler.node_provider.ready.wait()
         await self._features.before_launch(sandbox)
         boot = None
         if prepare is not None:

@@ -17,7 +17,7 @@ from infranetes.pods.node.handlers import Handlers
 from infranetes.pods.node.hooks import Features
 from infranetes.pods.node.images import Images
 from infranetes.pods.node.inventory import Inventory, Sandbox
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.sandboxes.launch import Dns, Launches
 from infranetes.pods.store.states import SandboxState
 from infranetes.pods.vm.agent_events import AgentConnections
@@ -131,7 +131,7 @@ class MachineImages:
             raise FailedPrecondition(
                 f"sandbox {sandbox.id} can't be booted: it is {sandbox.state.value}{has}; make another pod"
             )
-        self._providers.side_of(sandbox.record).check_ready()
+        self._providers.of(sandbox.record).check_ready()
         sandbox.aborted, sandbox.ending = "", None
         sandbox.launching = Flight(self._record_and_launch(sandbox, image, config))
         await sandbox.launching.join()
@@ -164,11 +164,11 @@ class MachineImages:
 
         :param held: keeps the image's files, which may be removed meanwhile, until the VM has them open."""
         handler = self._handlers.of(sandbox.record)
-        if not IBootsImages.providedBy(handler.side.provider):
+        if not IBootsImages.providedBy(handler.node_provider.provider):
             if self._sources.roots is not None:
                 self._sources.roots.check_no_root(sandbox, container)
-            if self._sources.guests is not None and IBootsGuests.providedBy(handler.side.provider):
-                return await self._sources.guests.boot(sandbox, handler.side.provider)
+            if self._sources.guests is not None and IBootsGuests.providedBy(handler.node_provider.provider):
+                return await self._sources.guests.boot(sandbox, handler.node_provider.provider)
             return None
         if self._sources.disks is None:
             raise FailedPrecondition(f"image {image.id} can't be booted: this node has no images of machines")

@@ -25,7 +25,7 @@ from infranetes.pods.node.handlers import Handler, Handlers
 from infranetes.pods.node.hooks import Features
 from infranetes.pods.node.inventory import Inventory, Sandbox, sandbox_name
 from infranetes.pods.node.logs import LONGEST_SECONDS
-from infranetes.pods.node.sides import Providers, ProviderSide
+from infranetes.pods.node.node_providers import NodeProvider, Providers
 from infranetes.pods.node.times import until
 from infranetes.pods.sandboxes.launch import Launches
 from infranetes.pods.sandboxes.stop import ContainersEnd
@@ -86,7 +86,7 @@ class Sandboxes:
         sandbox = self._inventory.named(name)
         if sandbox is None:
             handler = self._handlers.chosen(runtime_handler, config.metadata.namespace, config.annotations)
-            handler.side.check_ready()
+            handler.node_provider.check_ready()
             handler.check_annotations(config.annotations)
             check_container_provider(config, handler)
             check_user_namespace(self._handlers.contprovider, config, handler)
@@ -149,10 +149,10 @@ class Sandboxes:
         sandbox.launching = Flight(self._launch(sandbox), lambda: self._begin_desertion(sandbox))
         self._begin_desertion(sandbox)
 
-    def ended(self, side: ProviderSide, instance: Instance) -> None:
-        """Record that this side's provider reports that a VM has ended by itself."""
+    def ended(self, node_provider: NodeProvider, instance: Instance) -> None:
+        """Record that this provider reports that a VM has ended by itself."""
         sandbox = self._inventory.by_token(instance.token)
-        if sandbox is None or self._providers.side_of(sandbox.record) is not side:
+        if sandbox is None or self._providers.of(sandbox.record) is not node_provider:
             return
         sandbox.machine.instance = instance
         starting = sandbox.state in (SandboxState.LAUNCHING, SandboxState.BOOTING)
@@ -179,7 +179,7 @@ class Sandboxes:
             if sandbox.state is SandboxState.READY:
                 self.lost(sandbox, "the provider no longer has the VM")
         elif instance.state is InstanceState.ENDED:
-            self.ended(self._providers.side_of(sandbox.record), instance)
+            self.ended(self._providers.of(sandbox.record), instance)
 
     def end_abandoned(self, sandbox: Sandbox) -> Flight[None]:
         """Destroy what is left of a launch that failed, then forget it."""
@@ -207,7 +207,7 @@ class Sandboxes:
                 config=blob,
                 runtime_handler=runtime_handler,
                 created_at=nanoseconds(self._clock),
-                provider=handler.side.name,
+                provider=handler.node_provider.name,
                 kind=handler.kind,
                 network=handler.network_of(config.annotations, self._handlers.network),
             ),
@@ -215,7 +215,7 @@ class Sandboxes:
         )
         self._inventory.add(sandbox)
         sandbox.asked_until = asked_until
-        words = f"{handler.kind} at {handler.side.name}"
+        words = f"{handler.kind} at {handler.node_provider.name}"
         sandbox.timeline.note("the pod is asked for", f"{words}, handler {runtime_handler or 'none'}")
         sandbox.launching = Flight(self._record_and_launch(sandbox), lambda: self._begin_desertion(sandbox))
         return sandbox

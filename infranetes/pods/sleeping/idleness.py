@@ -19,7 +19,7 @@ from infranetes.machines.sleeping import SleepGate
 from infranetes.pods.node.handlers import Handler, Handlers
 from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Inventory, Sandbox
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.sleeping.sleep import PodSleep
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.providers.annotations import sleep_after
@@ -121,7 +121,7 @@ class SleepyPods(PodFeature):
         return after
 
     async def _look_at(self, sandbox: Sandbox, after: float) -> None:
-        provider = self._providers.side_of(sandbox.record).provider
+        provider = self._providers.of(sandbox.record).provider
         if not ISleeps.providedBy(provider):
             self._give_up(sandbox, f"VMs of provider {provider.name} don't sleep")
             return

@@ -28,8 +28,8 @@ from infranetes.machines.sleeping import SleepGate
 from infranetes.pods.node.handler_config import MACHINE
 from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Container, Inventory, Sandbox
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.node.pinning import pin_later
-from infranetes.pods.node.sides import Providers
 from infranetes.pods.store.records import Contents
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.providers.sleeping import ISleeps, Slept
@@ -135,12 +135,13 @@ class PodSleep(PodFeature):
         await waking.join()
 
     def _provider(self, sandbox: Sandbox) -> ISleeps:
-        side = self._providers.side_of(sandbox.record)
-        if not ISleeps.providedBy(side.provider):
+        node_provider = self._providers.of(sandbox.record)
+        if not ISleeps.providedBy(node_provider.provider):
             raise Unimplemented(
-                f"sandbox {sandbox.id} can't sleep: VMs of provider {side.name} don't; see docs/sleep.md"
+                f"sandbox {sandbox.id} can't sleep: VMs of provider {node_provider.name} don't; "
+                "see docs/sleep.md"
             )
-        provider: ISleeps = side.provider
+        provider: ISleeps = node_provider.provider
         return provider
 
     def check_now(self, sandbox: Sandbox) -> None:
@@ -167,9 +168,9 @@ class PodSleep(PodFeature):
     def size(self) -> int:
         """The bytes that the memory of all pods that sleep takes on the node's disk."""
         total = 0
-        for side in self._providers:
-            if ISleeps.providedBy(side.provider):
-                total += side.provider.slept_bytes()
+        for node_provider in self._providers:
+            if ISleeps.providedBy(node_provider.provider):
+                total += node_provider.provider.slept_bytes()
         return total
 
     # ---- falling asleep
@@ -287,13 +288,13 @@ class PodSleep(PodFeature):
             if sandbox.watch is not None:
                 sandbox.watch.pause()
             start(self._find_out(sandbox)).addErrback(_log_unexpected)
-        for side in self._providers:
-            if ISleeps.providedBy(side.provider):
-                side.provider.when_called(self.called)
+        for node_provider in self._providers:
+            if ISleeps.providedBy(node_provider.provider):
+                node_provider.provider.when_called(self.called)
 
     async def _find_out(self, sandbox: Sandbox) -> None:
         """Find out whether a pod with a mark sleeps, once its provider has started."""
-        await self._providers.side_of(sandbox.record).ready.wait()
+        await self._providers.of(sandbox.record).ready.wait()
         instance = await sandbox.machine.look(STATS_SECONDS)
         if sandbox.asleep is not None and (instance is None or not instance.asleep):
             flights = (_under_way(self._falling, sandbox.id), _under_way(self._waking, sandbox.id))

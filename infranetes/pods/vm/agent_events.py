@@ -17,7 +17,7 @@ from infranetes.machines.agent.limits import PURGES
 from infranetes.observer import Observer
 from infranetes.pods.node.hooks import Features
 from infranetes.pods.node.inventory import Container, Inventory, Sandbox
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm.reports import GONE_REASON, ContainerReports
 from infranetes.providers.interface import IListsRarely
@@ -139,7 +139,7 @@ class AgentListener:
     def reach_changed(self, reach: Reach) -> None:
         """Log and tell the provider the change, bring a reachable VM up to date, and discard the containers'
         cached states."""
-        watch, side = self._sandbox.watch, self._providers.side_of(self._sandbox.record)
+        watch, node_provider = self._sandbox.watch, self._providers.of(self._sandbox.record)
         if self._sandbox.state is SandboxState.READY:
             trouble = "" if watch is None else watch.trouble
             self._sandbox.timeline.note(f"the agent is {reach.value}", error=trouble)
@@ -149,9 +149,9 @@ class AgentListener:
                 sandbox=self._sandbox.id,
                 error=watch.trouble,
             )
-            self._observer.agent_lost(side.name)
-        if IListsRarely.providedBy(side.provider):
-            side.provider.agent_heard(self._sandbox.machine.facts.instance_id, reach is Reach.LIVE)
+            self._observer.agent_lost(node_provider.name)
+        if IListsRarely.providedBy(node_provider.provider):
+            node_provider.provider.agent_heard(self._sandbox.machine.facts.instance_id, reach is Reach.LIVE)
         if reach is Reach.LIVE:
             self._bring_up_to_date()
         for container in self._sandbox.containers.values():

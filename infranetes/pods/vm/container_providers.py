@@ -47,7 +47,7 @@ def has_user_namespaces(default: str, handler: Handler, config: cri.PodSandboxCo
     :param config: the pod's; None: assume a pod that chooses no ContainerProvider."""
     name, provider = (
         container_provider(default, config or cri.PodSandboxConfig(), handler),
-        handler.side.provider,
+        handler.node_provider.provider,
     )
     if not name and IHasGuestImage.providedBy(provider):
         name = next(iter(IHasGuestImage(provider).container_providers()), "")

@@ -12,7 +12,7 @@ from twisted.internet.interfaces import IReactorTime
 from infranetes.machines.agentless.agent import AgentlessAgent
 from infranetes.machines.agentless.ways import NONE, PROBE_SECONDS
 from infranetes.pods.node.inventory import Sandbox
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.store.states import WITH_VM
 from infranetes.providers.hypervisor import GuestState, GuestStatus, IHasHypervisors, IHypervisor
 from infranetes_common.concurrency import start, within
@@ -46,14 +46,14 @@ def hypervisor_of(providers: Providers, sandbox: Sandbox) -> IHypervisor:
         raise FailedPrecondition(
             f"sandbox {sandbox.id} is {record.state.value} and has no VM; `infranetes-ctl describe` says why"
         )
-    side = providers.side_of(record)
-    if not IHasHypervisors.providedBy(side.provider):
+    node_provider = providers.of(record)
+    if not IHasHypervisors.providedBy(node_provider.provider):
         raise NotOffered(
-            f"VM {record.instance_id} of pod {sandbox.pod} shows no screen: provider {side.name} has none to "
-            "show; QEMU has, of pods whose image is the VM"
+            f"VM {record.instance_id} of pod {sandbox.pod} shows no screen: provider "
+            f"{node_provider.name} has none to show; QEMU has, of pods whose image is the VM"
         )
     try:
-        found: IHypervisor = side.provider.hypervisor(record.instance_id)
+        found: IHypervisor = node_provider.provider.hypervisor(record.instance_id)
     except NotFound:
         raise NotOffered(
             f"VM {record.instance_id} of pod {sandbox.pod} has no screen: it was not booted from an image of "

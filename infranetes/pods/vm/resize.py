@@ -18,7 +18,7 @@ from zope.interface import implementer
 
 from infranetes.machines.interface import IAgent
 from infranetes.pods.node.inventory import Container, Inventory, Sandbox
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.store.states import ALIVE, SandboxState
 from infranetes.pods.vm.huge_pages import huge_bytes
 from infranetes.pods.vm.vm_size import RequestedSizes, limits_in, recorded_size
@@ -88,7 +88,7 @@ class Resizer:
         sandbox = container.sandbox
         async with sandbox.resizing:
             _check_ready(sandbox)
-            provider = self._providers.side_of(sandbox.record).provider
+            provider = self._providers.of(sandbox.record).provider
             before = attrs.evolve(size_now(sandbox, container), cpu_millis=0)
             wanted = attrs.evolve(before, huge_bytes=before.huge_bytes + bytes_of(limits))
             if not IResizesVms.providedBy(provider) or wanted == before:
@@ -133,7 +133,7 @@ class Resizer:
         """Resize the VM. One whose provider can't resize it must have enough anyway.
 
         :raise FailedPrecondition: it has not."""
-        provider = self._providers.side_of(sandbox.record).provider
+        provider = self._providers.of(sandbox.record).provider
         if IResizesVms.providedBy(provider):
             await self._resize(provider, sandbox, before, wanted)
             return

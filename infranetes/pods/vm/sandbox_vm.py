@@ -11,8 +11,8 @@ from infranetes.machines.context import VmFacts
 from infranetes.machines.pod_machine import PodMachine
 from infranetes.pods.node.hooks import Features
 from infranetes.pods.node.inventory import Inventory, Sandbox
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.node.pools import Pools
-from infranetes.pods.node.sides import Providers
 from infranetes.pods.store.states import SandboxState
 
 _HAS_OR_GETS_VM = (SandboxState.LAUNCHING, SandboxState.BOOTING, SandboxState.READY)
@@ -40,7 +40,7 @@ class SandboxVm:
 
 def machine_for(providers: Providers, inventory: Inventory, sandbox: Sandbox) -> PodMachine:
     """Return a new PodMachine for the VM that the sandbox's record describes."""
-    return PodMachine(providers.side_of(sandbox.record), SandboxVm(inventory, sandbox))
+    return PodMachine(providers.of(sandbox.record), SandboxVm(inventory, sandbox))
 
 
 async def adopt(inventory: Inventory, sandbox: Sandbox, machine: PodMachine) -> None:

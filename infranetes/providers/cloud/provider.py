@@ -84,7 +84,7 @@ from infranetes.providers.keeping import refuse_kept
 from infranetes.providers.size_choices import IChoosesSizes, SizeChoice
 from infranetes.providers.stopping import IStopsVms
 from infranetes.providers.tenant_volumes import TenantVolumes
-from infranetes.providers.tenants import side_name
+from infranetes.providers.tenants import node_provider_name
 from infranetes.providers.volumes import IHasVolumes
 from infranetes_common.concurrency import KeyedLock, deferred, run_in_thread, sleep
 from infranetes_common.errors import (
@@ -122,7 +122,7 @@ class CloudProvider(Generic[D]):
         book: OfferBook[D] | None = None,
         own: OwnPrices | None = None,
     ) -> None:
-        self.name = side_name(cloud.name, context.tenant)
+        self.name = node_provider_name(cloud.name, context.tenant)
         self._reactor = reactor
         self._cloud = cloud
         self._settings = settings

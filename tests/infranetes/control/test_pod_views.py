@@ -82,7 +82,7 @@ class PodViewsTests(PodsTestCase):
     def test_its_console_unless_everybody_may_see_it(self) -> None:
         sandbox = self.run_pod(pod("web"))
         self.assertIn("keeps no consoles", self.look().no_console)
-        self.world.side.provider = _WithConsoles(Console("vm-1", sandbox, 0.0, "", "login:", ""))  # type: ignore[assignment]
+        self.world.node_provider.provider = _WithConsoles(Console("vm-1", sandbox, 0.0, "", "login:", ""))  # type: ignore[assignment]
         self.assertEqual((self.look().console, self.look().no_console), ("login:", ""))
         view = self.look(console=False)
         self.assertEqual(view.console, "")
@@ -90,7 +90,7 @@ class PodViewsTests(PodsTestCase):
 
     def test_a_console_that_can_not_be_read_leaves_the_rest(self) -> None:
         self.run_pod(pod("web"))
-        self.world.side.provider = _WithConsoles(error=Unavailable("the disk is slow"))  # type: ignore[assignment]
+        self.world.node_provider.provider = _WithConsoles(error=Unavailable("the disk is slow"))  # type: ignore[assignment]
         view = self.look()
         self.assertEqual((view.no_console, view.described.pod.name), ("the disk is slow", "web"))
 

@@ -84,7 +84,7 @@ class ScreenshotTests(Case):
 
     async def test_so_are_those_of_providers_that_show_none(self) -> None:
         record = self.world.node.inventory.sandboxes[self.sandbox].record
-        self.world.node.providers.side_of(record).provider = cast(IPodProvider, FakeProvider(self.world))
+        self.world.node.providers.of(record).provider = cast(IPodProvider, FakeProvider(self.world))
         self.assertIn("QEMU has", await self.refused(Code.FAILED_PRECONDITION, self.shot()))
 
 

@@ -57,7 +57,7 @@ class ControlTests(PodsTestCase):
         before = {one.id: one for one in self.ask("ListPods").pods}
         self.assertEqual(before[big].vm.size, "1.5 CPU, 1024 MiB")
         self.assertFalse(before[big].vm.HasField("cost_per_hour"))
-        self.do(self.world.reconciler.once(self.world.side))
+        self.do(self.world.reconciler.once(self.world.node_provider))
         answer = self.ask("ListPods")
         self.assertEqual((answer.provider, answer.trouble), ("fake", ""))
         found = {one.id: one for one in answer.pods}
@@ -193,7 +193,7 @@ class ControlTests(PodsTestCase):
         sandbox.record = attrs.evolve(sandbox.record, message=said)
         for id, instance in provider.instances.items():
             provider.instances[id] = attrs.evolve(instance, detail=said)
-        self.do(self.world.reconciler.once(self.world.side))
+        self.do(self.world.reconciler.once(self.world.node_provider))
         for member in node.pools.own.members.values():
             member.record = attrs.evolve(member.record, message=said)
         node.pools.own.trouble = said
@@ -208,8 +208,8 @@ class ControlTests(PodsTestCase):
 
     def test_orphans_of_a_provider_that_can_not_be_asked_are_not_none(self) -> None:
         east: Any = SimpleNamespace(name="east")  # nothing of it is asked
-        side = self.world.node.providers.add(east)
-        side.trouble = "no credentials"
+        node_provider = self.world.node.providers.add(east)
+        node_provider.trouble = "no credentials"
         why = ["provider east is not ready: no credentials"]
         self.assertEqual(list(self.ask("EndOrphans").troubles), why)
         self.stray("vm-lost")
@@ -264,7 +264,7 @@ class ConsoleTests(PodsTestCase):
         return start(getattr(self.service, method)(request, None))
 
     def shows(self, *consoles: Console) -> None:
-        self.world.side.provider = _WithConsoles(*consoles)  # type: ignore[assignment]
+        self.world.node_provider.provider = _WithConsoles(*consoles)  # type: ignore[assignment]
 
     def test_the_newest_one_of_a_sandbox_is_shown(self) -> None:
         live = Console("qemu-2", "abc1", 0.0, "", "booting\nx" + "y" * 300_000, "")
@@ -292,7 +292,7 @@ class ConsoleTests(PodsTestCase):
 
     def test_one_on_the_node_is_shown_whatever_troubles_a_provider_has(self) -> None:
         self.shows(Console("qemu-1", "abc1", 50.5, "", "panic", "words"))
-        self.world.side.trouble = "there is no guest image"
+        self.world.node_provider.trouble = "there is no guest image"
         self.assertEqual(self.successResultOf(self.ask("GetConsole", sandbox="abc1")).text, "panic")
         error = self.failureResultOf(self.ask("GetConsole", sandbox="d"), Unavailable)
         self.assertIn("there is no guest image", str(error.value))

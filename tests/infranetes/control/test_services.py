@@ -73,7 +73,7 @@ class AskingCase(PodsTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.cluster = Cluster(cast(IReactor, self.world.clock))
-        self.world.services = self.world.side.services = self.cluster
+        self.world.services = self.world.node_provider.services = self.cluster
         self.addCleanup(self.cluster.end)
         self.calls = ServiceCalls(self.world.clock, self.world.node.inventory, self.cluster)
         self.cluster.serve("web", "10.96.0.1", "10.1.0.1", "10.1.0.2")
@@ -292,7 +292,7 @@ class GuestTests(AskingCase, GuestCase):
         super().setUp()
         rules = self.cluster.sender(cast(IAgent, None))
         rules.start()
-        self.tables = self.world.side.node_services = NodeTables(rules)
+        self.tables = self.world.node_provider.node_services = NodeTables(rules)
         self.sandbox, _ = self.running()
 
     def test_what_the_node_translates_for_it_is_shown_in_its_place(self) -> None:
@@ -329,7 +329,7 @@ class GuestTests(AskingCase, GuestCase):
         self.assertTrue(self.document(answer)["same"])
 
     def test_without_that_it_is_said_that_it_has_none(self) -> None:
-        self.world.side.node_services = None
+        self.world.node_provider.node_services = None
         self.do(self.world.sandboxes.stop(self.sandbox))
         self.sandbox = self.run_pod(pod("other"))
         self.successResultOf(self.create(self.sandbox))

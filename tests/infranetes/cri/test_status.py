@@ -59,6 +59,6 @@ class StatusTests(PodsTestCase):
         self.assertEqual(condition(), [(True, "")])
 
     def test_services_where_vms_are_told_of_them(self) -> None:
-        self.world.services = self.world.side.services = FakeServices()
+        self.world.services = self.world.node_provider.services = FakeServices()
         self.run_pod()
         self.assertEqual(self.info()["services"], {"rules": 7, "vms": 1, "current_vms": 0})

@@ -131,7 +131,7 @@ class TranslateTests(PodsTestCase):
         self.assertEqual((status.state, status.network.ip), (cri.SANDBOX_NOTREADY, ""))
 
     def test_status_says_what_it_waits_for(self) -> None:
-        self.world.side.trouble = "building the template, 40 %"
+        self.world.node_provider.trouble = "building the template, 40 %"
         status = self.call("Status", cri.StatusRequest()).status
         for condition in status.conditions:
             self.assertEqual(

@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.daemon.provider_start import AWAITED_SECONDS, UNDO_SECONDS, ProviderStart
 from infranetes.daemon.service_manager import ServiceManager
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.providers.interface import Awaited
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, Unavailable
@@ -37,9 +37,12 @@ class FakeProvider:
 
 
 def providers_of(own: Any, *others: Any) -> Providers:
-    """Return the providers of a node that has these sides."""
+    """Return the providers of a node that has these."""
     providers = Providers.__new__(Providers)
-    providers.own, providers.by_name = own, {side.name: side for side in (own, *others)}
+    providers.own, providers.by_name = (
+        own,
+        {node_provider.name: node_provider for node_provider in (own, *others)},
+    )
     return providers
 
 
@@ -49,13 +52,13 @@ class SeveralProvidersTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.providers = {name: FakeProvider(name) for name in ("west", "east")}
-        self.sides: Any = {
+        self.node_providers: Any = {
             name: SimpleNamespace(
                 name=name, provider=provider, trouble="starting", gets_subnet=name == "east"
             )
             for name, provider in self.providers.items()
         }
-        providers = providers_of(*self.sides.values())
+        providers = providers_of(*self.node_providers.values())
         self.ready: list[str] = []
         pods: Any = SimpleNamespace(pod_cidr="10.1.0.0/24", provider_started=self.started)
         self.sent: list[str] = []
@@ -63,9 +66,9 @@ class SeveralProvidersTests(SynchronousTestCase):
         self.service.startService()
         self.outcome = self.service.started.wait()
 
-    def started(self, side: Any) -> None:
-        self.ready.append(side.name)
-        side.trouble = ""
+    def started(self, node_provider: Any) -> None:
+        self.ready.append(node_provider.name)
+        node_provider.trouble = ""
 
     def test_the_first_that_starts_is_enough_to_serve(self) -> None:
         self.providers["west"].progress("finding networks")
@@ -85,7 +88,7 @@ class SeveralProvidersTests(SynchronousTestCase):
     def test_one_that_never_starts_stops_no_other(self) -> None:
         self.providers["west"].starts[0].errback(FailedPrecondition("no KVM"))
         self.assertNoResult(self.outcome)
-        self.assertIn("no KVM", self.sides["west"].trouble)
+        self.assertIn("no KVM", self.node_providers["west"].trouble)
         self.providers["east"].starts[0].callback(None)
         self.successResultOf(self.outcome)
         self.assertIn("serving; provider west: it can't start: no KVM", self.sent[-1])
@@ -116,8 +119,10 @@ class ProviderStartTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.provider = FakeProvider()
-        self.side = SimpleNamespace(name="fake", provider=self.provider, trouble="starting", gets_subnet=True)
-        providers = providers_of(self.side)
+        self.node_provider = SimpleNamespace(
+            name="fake", provider=self.provider, trouble="starting", gets_subnet=True
+        )
+        providers = providers_of(self.node_provider)
         self.became_ready = 0
         pods: Any = SimpleNamespace(pod_cidr="10.1.0.0/24", provider_started=self.ready)
         self.sent: list[str] = []
@@ -125,14 +130,14 @@ class ProviderStartTests(SynchronousTestCase):
         self.service.startService()
         self.outcome = self.service.started.wait()
 
-    def ready(self, side: Any) -> None:
-        side.trouble = ""
+    def ready(self, node_provider: Any) -> None:
+        node_provider.trouble = ""
         self.became_ready += 1
 
     def test_it_starts(self) -> None:
         self.assertEqual(self.provider.networks, ["10.1.0.0/24"])
         self.provider.progress("building\nthe template")
-        self.assertEqual(self.side.trouble, "building\nthe template")
+        self.assertEqual(self.node_provider.trouble, "building\nthe template")
         self.assertEqual(self.sent, ["STATUS=building the template\nEXTEND_TIMEOUT_USEC=120000000"])
         self.assertNoResult(self.outcome)
         self.provider.starts[0].callback(None)
@@ -142,7 +147,7 @@ class ProviderStartTests(SynchronousTestCase):
     def test_a_fault_that_may_pass_is_tried_again_ever_more_slowly(self) -> None:
         for pause in (1.0, 2.0, 4.0):
             self.provider.starts[-1].errback(Unavailable("the cloud is down"))
-            self.assertEqual(self.side.trouble, "the cloud is down")
+            self.assertEqual(self.node_provider.trouble, "the cloud is down")
             self.assertEqual(self.sent[-1], "READY=1\nSTATUS=waiting for provider fake: the cloud is down")
             tried = len(self.provider.starts)
             self.clock.advance(pause - 0.1)
@@ -164,7 +169,7 @@ class ProviderStartTests(SynchronousTestCase):
 
     def test_what_kubelet_and_the_service_manager_are_told_has_no_secrets(self) -> None:
         self.provider.starts[-1].errback(Unavailable("https://me:hunter22@proxy.example refuses"))
-        self.assertEqual(self.side.trouble, "https://(hidden)@proxy.example refuses")
+        self.assertEqual(self.node_provider.trouble, "https://(hidden)@proxy.example refuses")
         self.assertNotIn("hunter22", self.sent[-1])
 
     def test_any_other_fault_is_final(self) -> None:

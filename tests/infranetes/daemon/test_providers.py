@@ -105,10 +105,14 @@ class ProvidersTests(TestCase):
             },
         ).node
         self.assertEqual(list(node.providers.by_name), ["west", "east"])
-        sides = {name: node.handlers.named(name).side.name for name in ("", "infranetes", "plain", "east")}
-        self.assertEqual(sides, {"": "west", "infranetes": "west", "plain": "west", "east": "east"})
+        node_providers = {
+            name: node.handlers.named(name).node_provider.name for name in ("", "infranetes", "plain", "east")
+        }
+        self.assertEqual(node_providers, {"": "west", "infranetes": "west", "plain": "west", "east": "east"})
         tools = node.handlers.named("tools")
-        self.assertEqual((tools.side.name, tools.kind, tools.contprovider), ("east", "systemd", "systemd"))
+        self.assertEqual(
+            (tools.node_provider.name, tools.kind, tools.contprovider), ("east", "systemd", "systemd")
+        )
         assert node.handlers.image_source is not None
         (pool,) = node.pools.others
         self.assertEqual(
@@ -121,9 +125,9 @@ class ProvidersTests(TestCase):
     def test_the_nodes_subnet_is_of_one_provider(self) -> None:
         handlers = {"x": HandlerConfig(provider="simulated"), "y": HandlerConfig(provider="cloudy")}
         node = self.daemon(provider="qemu", handlers=handlers).node
-        told = [name for name, side in node.providers.by_name.items() if side.gets_subnet]
+        told = [name for name, node_provider in node.providers.by_name.items() if node_provider.gets_subnet]
         self.assertEqual(told, ["qemu", "cloudy"])
-        self.assertEqual({side.overlay for side in node.providers}, {None})
+        self.assertEqual({node_provider.overlay for node_provider in node.providers}, {None})
 
     def test_tunnels_beside_a_provider_that_has_the_subnet_are_refused(self) -> None:
         error = self.assertRaises(
@@ -138,7 +142,7 @@ class ProvidersTests(TestCase):
         handlers = {"y": HandlerConfig(provider="cloudy", network="overlay")}
         kubernetes = KubernetesConfig(cluster_cidrs=("10.244.0.0/16",))
         node = self.daemon(provider="cloud", handlers=handlers, kubernetes=kubernetes).node
-        [overlay] = {side.overlay for side in node.providers}
+        [overlay] = {node_provider.overlay for node_provider in node.providers}
         self.assertIsNotNone(overlay)
 
     def rules_on_the_node(self, images: str) -> Any:
@@ -165,7 +169,7 @@ class ProvidersTests(TestCase):
         node = (await self.started(provider="west")).node
         self.assertEqual(sorted(node.providers.by_name), ["east", "further", "west"])
         sandbox = node.inventory.sandboxes["1" * 32]
-        self.assertEqual(node.handlers.of(sandbox.record).side.name, "east")
+        self.assertEqual(node.handlers.of(sandbox.record).node_provider.name, "east")
         (pool,) = node.pools.others
         self.assertEqual((pool.context.provider.name, pool.target, len(pool.members)), ("further", 0, 1))
 
@@ -184,8 +188,8 @@ class ProvidersTests(TestCase):
         )
         await self.record(record)
         pods = await self.started(provider="west")
-        side = pods.node.providers.by_name["nowhere"]
-        self.assertIn("not known", side.provider.status()["trouble"])
+        node_provider = pods.node.providers.by_name["nowhere"]
+        self.assertIn("not known", node_provider.provider.status()["trouble"])
         with self.assertRaises(Unavailable) as caught:
             await pods.node.sandboxes.stop("1" * 32)
         self.assertIn("provider nowhere", str(caught.exception))

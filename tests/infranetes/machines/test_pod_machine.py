@@ -75,9 +75,9 @@ class MachineCase(SynchronousTestCase):
         self.world = FakeNode(launch=100.0, destroy=30.0)
         self.addCleanup(self.world.kill)
         self.provider = self.world.provider
-        self.world.side.trouble = ""
+        self.world.node_provider.trouble = ""
         self.owner = Owner(VmFacts(ID, TOKEN))
-        self.machine = PodMachine(self.world.side, self.owner)
+        self.machine = PodMachine(self.world.node_provider, self.owner)
 
     def up(self, machine: PodMachine | None = None) -> Deferred[BroughtUp]:
         deadline = self.world.clock.seconds() + 100.0
@@ -118,7 +118,7 @@ class BringUpTests(MachineCase):
                 self.owner.last = last
                 self.failureResultOf(self.up(), Killed)
                 again = Owner(self.owner.disk)
-                up = self.successResultOf(self.up(PodMachine(self.world.side, again)))
+                up = self.successResultOf(self.up(PodMachine(self.world.node_provider, again)))
                 self.assertEqual(list(self.provider.instances), [up.instance.id])
                 self.assertEqual(self.calls.count("launch"), 3 - last, "asked again only without an address")
 
@@ -147,7 +147,7 @@ class BringUpTests(MachineCase):
                 return fail(ConnectionRefusedError())
 
         channel = Channel(clock, Endpoint(), backoff=RECONNECT)
-        self.patch(self.world.side, "connect", lambda *_: AgentClient(ID, channel))
+        self.patch(self.world.node_provider, "connect", lambda *_: AgentClient(ID, channel))
         self.up()
         for _ in range(6000):
             clock.advance(0.01)
@@ -194,7 +194,7 @@ class BringUpTests(MachineCase):
     def test_a_vm_that_ended_while_no_daemon_ran_is_not_made_again(self) -> None:
         self.successResultOf(self.up())
         self.provider.end(self.owner.disk.instance_id, "power")
-        again = PodMachine(self.world.side, Owner(self.owner.disk))
+        again = PodMachine(self.world.node_provider, Owner(self.owner.disk))
         found = self.successResultOf(start(again.look(5.0)))
         self.assertIs(found.state, InstanceState.ENDED)
         self.assertIn("power", str(self.failureResultOf(self.up(again), Unavailable)))
@@ -226,14 +226,14 @@ class BringUpTests(MachineCase):
 
     def test_the_next_daemons_launch_has_a_boot_and_an_agent(self) -> None:
         self.successResultOf(self.up())
-        again = PodMachine(self.world.side, Owner(self.owner.disk))
+        again = PodMachine(self.world.node_provider, Owner(self.owner.disk))
         self.successResultOf(self.up(again))
         steps = [step for step, _ in again.timeline.launch_steps(0)]
         self.assertEqual(steps, [LaunchStep.BOOT, LaunchStep.AGENT])
 
     def test_one_that_was_last_seen_booting_is_waited_for(self) -> None:
         self.successResultOf(self.up())
-        again = PodMachine(self.world.side, Owner(self.owner.disk))
+        again = PodMachine(self.world.node_provider, Owner(self.owner.disk))
         (only,) = self.provider.instances.values()
         again.instance = attrs.evolve(only, state=InstanceState.PENDING)
         up = self.successResultOf(self.up(again))
@@ -257,7 +257,7 @@ class BringUpTests(MachineCase):
     def test_a_vm_that_is_gone_while_no_daemon_ran_is_not_made_again(self) -> None:
         self.successResultOf(self.up())
         self.provider.instances.clear()
-        again = PodMachine(self.world.side, Owner(self.owner.disk))
+        again = PodMachine(self.world.node_provider, Owner(self.owner.disk))
         self.assertIn("its VM is gone", str(self.failureResultOf(self.up(again), Unavailable).value))
         self.assertIsNone(self.successResultOf(start(again.look(5.0))))
         self.assertEqual(self.calls, ["launch"])
@@ -302,7 +302,7 @@ class AgentTests(MachineCase):
     def test_it_has_one_client_as_long_as_it_is_there(self) -> None:
         client = self.machine.client
         connected: list[str] = []
-        self.patch(self.world.side, "connect", lambda id, host, port, endpoint: connected.append(id))
+        self.patch(self.world.node_provider, "connect", lambda id, host, port, endpoint: connected.append(id))
         for _ in range(2):
             self.assertIs(self.machine.connect(), client)
         self.assertEqual(connected, [])
@@ -315,7 +315,7 @@ class AgentTests(MachineCase):
         for _ in range(2):
             self.takes_layers()
         self.assertEqual(self.asked, 1)
-        again = PodMachine(self.world.side, self.owner)  # the next daemon's
+        again = PodMachine(self.world.node_provider, self.owner)  # the next daemon's
         for _ in range(2):
             self.assertFalse(self.takes_layers(again))
         self.assertEqual(self.asked, 2)
@@ -329,7 +329,7 @@ class AgentTests(MachineCase):
 
     def test_rules_of_services_are_waited_for_where_it_is_sent_any(self) -> None:
         self.assertTrue(self.successResultOf(start(self.machine.has_rules(5.0))))
-        services = self.world.side.services = FakeServices()
+        services = self.world.node_provider.services = FakeServices()
         self.machine.tell_of_services()
         for told in (False, True):
             waiting = start(self.machine.has_rules(5.0))
@@ -342,10 +342,10 @@ class AgentTests(MachineCase):
 
     def test_one_without_our_agent_is_told_none_and_waits_for_the_node_s_own_rules(self) -> None:
         self.owner.facts = attrs.evolve(self.owner.facts, agent_port=0)
-        services = self.world.side.services = FakeServices()
+        services = self.world.node_provider.services = FakeServices()
         self.machine.tell_of_services()
         self.assertIsNone(self.machine.rules)
-        self.world.side.node_services = on_node = FakeNodeServices()
+        self.world.node_provider.node_services = on_node = FakeNodeServices()
         self.machine.tell_of_services()
         waiting = start(self.machine.has_rules(5.0))
         self.assertNoResult(waiting)
@@ -364,7 +364,7 @@ class AgentTests(MachineCase):
         self.assertEqual((self.world.endpoints, self.machine.needs_certificate), ([None], True))
         endpoint = object()
         self.reach(endpoint)
-        again = PodMachine(self.world.side, Owner(self.owner.disk))
+        again = PodMachine(self.world.node_provider, Owner(self.owner.disk))
         again.connect()
         self.assertIs(self.world.endpoints[-1], endpoint)
         self.assertFalse(again.needs_certificate)
@@ -373,7 +373,7 @@ class AgentTests(MachineCase):
 
     def test_one_of_an_earlier_release_is_called_by_tls_all_the_same(self) -> None:
         self.reach(None)
-        again = PodMachine(self.world.side, Owner(self.owner.disk))
+        again = PodMachine(self.world.node_provider, Owner(self.owner.disk))
         again.connect()
         self.assertIsNone(self.world.endpoints[-1])
         self.assertTrue(again.needs_certificate)
@@ -383,7 +383,7 @@ class AgentTests(MachineCase):
     def test_one_without_our_agent_has_neither(self) -> None:
         self.reach(object())
         facts = attrs.evolve(self.owner.disk, agent_port=0)
-        again = PodMachine(self.world.side, Owner(facts))
+        again = PodMachine(self.world.node_provider, Owner(facts))
         self.assertFalse(again.needs_certificate)
         self.assertIsNone(again._endpoint())
 
@@ -442,26 +442,26 @@ class TearDownTests(MachineCase):
 
     def test_an_answer_that_no_daemon_recorded_is_found_by_its_token(self) -> None:
         self.successResultOf(self.up())
-        self.machine = PodMachine(self.world.side, Owner(VmFacts(ID, TOKEN)))
+        self.machine = PodMachine(self.world.node_provider, Owner(VmFacts(ID, TOKEN)))
         self.successResultOf(self.down())
         self.assertEqual(self.provider.instances, {})
 
     def test_finding_it_by_its_token_costs_no_other_vm(self) -> None:
-        neighbour = PodMachine(self.world.side, Owner(VmFacts("2d" * 16, "71" * 16)))
+        neighbour = PodMachine(self.world.node_provider, Owner(VmFacts("2d" * 16, "71" * 16)))
         kept = self.successResultOf(self.up(neighbour)).instance
         self.successResultOf(self.up())
-        self.machine = PodMachine(self.world.side, Owner(VmFacts(ID, TOKEN)))
+        self.machine = PodMachine(self.world.node_provider, Owner(VmFacts(ID, TOKEN)))
         self.successResultOf(self.down())
         self.assertEqual(self.provider.instances, {kept.id: kept})
 
     def test_without_a_token_nothing_is_destroyed(self) -> None:
         self.successResultOf(self.up())
-        self.machine = PodMachine(self.world.side, Owner(VmFacts(ID, "")))
+        self.machine = PodMachine(self.world.node_provider, Owner(VmFacts(ID, "")))
         self.failureResultOf(self.down(), ValueError)
         self.assertEqual(len(self.provider.instances), 1)
 
     def test_a_recorded_vm_is_destroyed_without_a_look_at_the_others(self) -> None:
-        neighbour = PodMachine(self.world.side, Owner(VmFacts("2d" * 16, "71" * 16)))
+        neighbour = PodMachine(self.world.node_provider, Owner(VmFacts("2d" * 16, "71" * 16)))
         kept = self.successResultOf(self.up(neighbour)).instance
         self.successResultOf(self.up())
         self.patch(self.provider, "list", lambda: fail(Unavailable("not now")))
@@ -469,7 +469,7 @@ class TearDownTests(MachineCase):
         self.assertEqual(self.provider.instances, {kept.id: kept})
 
     def test_nothing_is_sent_to_it_any_more(self) -> None:
-        services = self.world.side.services = FakeServices()
+        services = self.world.node_provider.services = FakeServices()
         self.successResultOf(self.up())
         self.machine.tell_of_services()
         self.machine.tell_of_services()
@@ -479,7 +479,7 @@ class TearDownTests(MachineCase):
 
     def test_nobody_connects_to_it_again(self) -> None:
         """Whoever was waiting for its agent would otherwise tell a VM of Services that is no more."""
-        services = self.world.side.services = FakeServices()
+        services = self.world.node_provider.services = FakeServices()
         self.successResultOf(self.up())
         self.successResultOf(self.down())
         self.machine.tell_of_services()
@@ -506,7 +506,7 @@ class TearDownTests(MachineCase):
 
     def test_before_the_provider_has_started_nothing_is_asked(self) -> None:
         self.successResultOf(self.up())
-        self.world.side.trouble = "starting"
+        self.world.node_provider.trouble = "starting"
         self.failureResultOf(self.down(), Unavailable)
         self.assertEqual(self.calls, ["launch"])
 
@@ -518,7 +518,7 @@ class TearDownTests(MachineCase):
             released.append(id)
             self.assertEqual(len(self.provider.instances), 1)
 
-        self.patch(self.world.side, "release_address", release_address)
+        self.patch(self.world.node_provider, "release_address", release_address)
         self.successResultOf(self.down())
         self.assertEqual(released, [ID])
 

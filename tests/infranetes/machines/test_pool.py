@@ -40,7 +40,7 @@ class ObservedTests(PoolTestCase):
             def launched(self, launch: Launch) -> None:
                 told.append(launch)
 
-        self.world.side.observer = Observing()
+        self.world.node_provider.observer = Observing()
         self.provider.launch_error = ResourceExhausted("no capacity")
 
     def test_of_those_that_fail_and_of_the_one_that_waits_then(self) -> None:
@@ -124,7 +124,7 @@ class BetweenPassesTests(PoolTestCase):
     config = PoolConfig(sizes=(PoolSize(count=3),), parallel=1, per_minute=2)
 
     def before(self) -> None:
-        self.patch(self.world.reconciler, "once", lambda side: succeed(None))
+        self.patch(self.world.reconciler, "once", lambda node_provider: succeed(None))
 
     def test_the_next_one_is_booted_once_one_is_up_and_later_ones_as_fast_as_is_allowed(self) -> None:
         self.assertEqual(len(self.idle), 2)

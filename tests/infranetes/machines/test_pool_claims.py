@@ -246,7 +246,7 @@ class ChosenTests(PoolTestCase):
     """A node where Docker runs pods' containers unless the pods say otherwise."""
 
     def before(self) -> None:
-        self.world.node.handlers.contprovider = self.world.side.contprovider = "docker"
+        self.world.node.handlers.contprovider = self.world.node_provider.contprovider = "docker"
 
     def test_what_the_node_chooses_is_started_while_the_vms_wait(self) -> None:
         first, second = self.idle

@@ -35,8 +35,8 @@ class SpecTests(SynchronousTestCase):
             zone="a",
             granted=frozenset({"infranetes.io/spot"}),
         )
-        signed = first_certificate(world.side, ID)
-        spec = instance_spec(world.side, VmFacts(ID, TOKEN), request, signed)
+        signed = first_certificate(world.node_provider, ID)
+        spec = instance_spec(world.node_provider, VmFacts(ID, TOKEN), request, signed)
         self.assertEqual(
             spec,
             InstanceSpec(
@@ -57,7 +57,7 @@ class SpecTests(SynchronousTestCase):
                 request=request,
             ),
         )
-        again = instance_spec(world.side, VmFacts(ID, TOKEN), request, signed)
+        again = instance_spec(world.node_provider, VmFacts(ID, TOKEN), request, signed)
         self.assertNotEqual(again.identity.entropy, spec.identity.entropy)
         self.assertEqual(len(bytes.fromhex(spec.identity.entropy)), 64)
 
@@ -69,5 +69,5 @@ class SpecTests(SynchronousTestCase):
             (1000.0, 1000.0),
         ):
             world = self.world(launch=60.0, certificate=certificate)
-            signed = first_certificate(world.side, ID)
+            signed = first_certificate(world.node_provider, ID)
             self.assertEqual(signed.until - world.clock.seconds(), lifetime)

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import functools
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -49,8 +49,8 @@ from infranetes.pods.node.handlers import Handler, Handlers
 from infranetes.pods.node.hooks import Features, PodFeature
 from infranetes.pods.node.inventory import Inventory, Sandbox
 from infranetes.pods.node.logs import Logs
+from infranetes.pods.node.node_providers import NodeProvider, NoGuests, Providers, SharedParts
 from infranetes.pods.node.pools import Pools
-from infranetes.pods.node.sides import NoGuests, Providers, SharedParts
 from infranetes.pods.node.times import Times
 from infranetes.pods.sandboxes.machine_images import BootSources
 from infranetes.pods.store import database
@@ -97,7 +97,7 @@ class InlineStore(Store):
         return fail(result) if isinstance(result, Exception) else succeed(None)
 
 
-@functools.cache
+@cache
 def _empty_store() -> sqlite3.Connection:
     """Return a store's database without records, to be copied."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
@@ -451,10 +451,11 @@ class FakeNode:
         self.daemon_clock = DaemonClock(self.clock)
         reactor, inventory = cast(IReactor, self.daemon_clock), Inventory(self.store)
         guests = self.make_guests(inventory)
+        features = Features()
         shared = SharedParts(
             reactor,
             inventory,
-            Features(),
+            features.address_released,
             cast(Authority, FakeAuthority(self.clock)),
             self._connect,
             NodeNames("c", "n"),
@@ -465,14 +466,15 @@ class FakeNode:
             agent_ports=self.agent_ports,
             guests=guests or NoGuests(),
         )
-        providers = Providers(shared, cast(IPodProvider, self.provider))
-        self.side = providers.own
-        pools = Pools(Pool(self.side, self.pool_config))
-        own = Handler("", self.side, MACHINE if self.images.machine_images else DOCKER)
+        providers = Providers(partial(NodeProvider, shared), cast(IPodProvider, self.provider))
+        self.node_provider = providers.own
+        pools = Pools(Pool(self.node_provider, self.pool_config))
+        own = Handler("", self.node_provider, MACHINE if self.images.machine_images else DOCKER)
         handlers = Handlers({"": own}, providers, pools)
         self.node = Node(
             reactor,
             shared,
+            features,
             providers,
             handlers,
             pools,
@@ -540,7 +542,7 @@ class FakeNode:
         """Hook: called when a daemon has been made and has not yet read its records."""
 
     def _ended(self, instance: Instance) -> None:
-        self.sandboxes.ended(self.side, instance)
+        self.sandboxes.ended(self.node_provider, instance)
         self.node.pools.own.ended(instance)
 
     @property
@@ -590,17 +592,17 @@ class FakeNode:
     def provider_ready(self) -> None:
         """Report that the provider has started."""
         self.provider.ended = self._ended
-        self.side.trouble = ""
-        self.side.ready.succeed(None)
+        self.node_provider.trouble = ""
+        self.node_provider.ready.succeed(None)
         self.node.pools.own.provider_ready()
-        self.reconciler.provider_ready(self.side)
+        self.reconciler.provider_ready(self.node_provider)
 
     def kill(self) -> None:
         """Kill the daemon; nothing that it was doing goes on or is answered."""
         self.scheduler.killed()
         self.daemon_clock.dead = True
         self.node.stopping.succeed(None)
-        self.node.inventory.store = self.side.store = DeadStore()
+        self.node.inventory.store = self.node_provider.store = DeadStore()
         self.reconciler.stop()
         self.node.renewal.stop()
         self.node.timekeeping.stop()

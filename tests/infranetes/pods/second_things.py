@@ -272,7 +272,7 @@ class World(FakeNode):
         node = self.node
         self.attached = AttachedVolumes(self)
         self.policies = Policies(self)
-        enforcer = FirewallEnforcer(node.providers.side_of)
+        enforcer = FirewallEnforcer(node.providers.of)
         firewalls = PodFirewalls(node.reactor, self.policies, enforcer, node.providers.started)
         shadows, *others = super().make_features()
         return [shadows, self.attached, firewalls, *others]
@@ -422,7 +422,7 @@ class World(FakeNode):
             yield f"the pool has {[one.state.value for one in pool.values()]}"
         if len(pool) != (0 if node.pools.own.drained else self.filled):
             yield f"the pool has {len(pool)} VMs"
-        if (starts := self.side.starts).under_way or starts.waiting:
+        if (starts := self.node_provider.starts).under_way or starts.waiting:
             yield f"{starts.under_way} pods start, and {starts.waiting} wait"
         with_vm = [one for one in node.inventory if one.state is SandboxState.READY]
         free = [one.record.token for one in node.inventory

@@ -266,9 +266,9 @@ class PassTests(PodsTestCase):
 
     def test_a_vm_that_no_record_knows_is_destroyed_in_the_second_pass(self) -> None:
         stray = self.stray()
-        self.do(self.world.reconciler.once(self.world.side))
+        self.do(self.world.reconciler.once(self.world.node_provider))
         self.assertIn(stray, self.world.provider.instances)
-        self.do(self.world.reconciler.once(self.world.side))
+        self.do(self.world.reconciler.once(self.world.node_provider))
         self.assertNotIn(stray, self.world.provider.instances)
 
     def test_that_of_a_pod_that_is_stopped_is_destroyed_likewise(self) -> None:
@@ -277,24 +277,24 @@ class PassTests(PodsTestCase):
         self.do(self.world.sandboxes.stop(id))
         self.world.provider.instances[instance.id] = instance  # made once more, after its end
         for left in (1, 0):
-            self.do(self.world.reconciler.once(self.world.side))
+            self.do(self.world.reconciler.once(self.world.node_provider))
             self.assertEqual(len(self.world.provider.instances), left)
 
     def test_what_the_list_says_of_a_pods_vm_is_known_from_then_on(self) -> None:
         id = self.run_pod()
         [(name, instance)] = self.world.provider.instances.items()
         self.world.provider.instances[name] = attrs.evolve(instance, zone="z")
-        self.do(self.world.reconciler.once(self.world.side))
+        self.do(self.world.reconciler.once(self.world.node_provider))
         known = self.world.node.inventory.sandboxes[id].machine.instance
         self.assertEqual(known and known.zone, "z")
 
     def test_one_that_is_seen_in_two_passes_apart_is_left_alone(self) -> None:
         stray = self.stray()
-        self.do(self.world.reconciler.once(self.world.side))
+        self.do(self.world.reconciler.once(self.world.node_provider))
         instance = self.world.provider.instances.pop(stray)
-        self.do(self.world.reconciler.once(self.world.side))
+        self.do(self.world.reconciler.once(self.world.node_provider))
         self.world.provider.instances[stray] = instance
-        self.do(self.world.reconciler.once(self.world.side))
+        self.do(self.world.reconciler.once(self.world.node_provider))
         self.assertIn(stray, self.world.provider.instances)
 
     def test_our_own_are_left_alone_also_while_they_are_launched(self) -> None:
@@ -302,7 +302,7 @@ class PassTests(PodsTestCase):
         self.world.provider.booting = Deferred()
         launch = self.start(pod("other"))
         for _ in range(3):
-            self.do(self.world.reconciler.once(self.world.side))
+            self.do(self.world.reconciler.once(self.world.node_provider))
         self.world.provider.booting.callback(None)
         self.successResultOf(launch)
         self.assertEqual(len(self.world.provider.instances), 2)
@@ -311,9 +311,9 @@ class PassTests(PodsTestCase):
         stray = self.stray()
         self.world.provider.destroy_error = Unavailable("down")
         for _ in range(3):
-            self.do(self.world.reconciler.once(self.world.side))
+            self.do(self.world.reconciler.once(self.world.node_provider))
         self.world.provider.destroy_error = None
-        self.do(self.world.reconciler.once(self.world.side))
+        self.do(self.world.reconciler.once(self.world.node_provider))
         self.assertNotIn(stray, self.world.provider.instances)
 
     def test_one_that_the_list_still_shows_is_not_destroyed_in_every_pass(self) -> None:
@@ -323,7 +323,7 @@ class PassTests(PodsTestCase):
         self.patch(self.world.provider, "list", lambda: succeed(lagging))
         destroyed = []
         for _ in range(5):
-            self.do(self.world.reconciler.once(self.world.side))
+            self.do(self.world.reconciler.once(self.world.node_provider))
             destroyed.append([call for call, _ in self.world.provider.calls].count("destroy"))
         self.assertEqual(destroyed, [0, 1, 1, 2, 2])
 
@@ -386,7 +386,7 @@ class PassTests(PodsTestCase):
         id = self.run_pod()
         self.world.provider.list = lambda: start(_nothing())  # type: ignore[method-assign]
         for _ in range(3):
-            self.do(self.world.reconciler.once(self.world.side))
+            self.do(self.world.reconciler.once(self.world.node_provider))
         self.assertEqual(self.record(id).state, SandboxState.READY)
 
 

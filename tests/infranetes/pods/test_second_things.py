@@ -152,7 +152,7 @@ def hang_up(world: World) -> None:
 
 
 def sweep(world: World) -> None:
-    world.call("sweep", world.reconciler.once(world.side))
+    world.call("sweep", world.reconciler.once(world.node_provider))
 
 
 def drain(world: World) -> None:

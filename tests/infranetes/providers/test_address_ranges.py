@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.providers.address_ranges import FILE, AddressRange, AddressRanges
 from infranetes_common.errors import FailedPrecondition
 
-SIDES = ("openstack", "openstack/acme", "openstack/globex")
+CLAIMANTS = ("openstack", "openstack/acme", "openstack/globex")
 
 
 def of(space: str, network: str) -> AddressRange:
@@ -22,13 +22,13 @@ class AddressRangeTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.directory = Path(self.mktemp())
 
-    def claim(self, side: str, *ranges: AddressRange, sides: tuple[str, ...] = SIDES) -> None:
+    def claim(self, claimant: str, *ranges: AddressRange, claimants: tuple[str, ...] = CLAIMANTS) -> None:
         """Claim as another daemon would."""
-        AddressRanges(self.directory, sides)._thd_claim(side, ranges)
+        AddressRanges(self.directory, claimants)._thd_claim(claimant, ranges)
 
-    def refused(self, side: str, *ranges: AddressRange) -> str:
+    def refused(self, claimant: str, *ranges: AddressRange) -> str:
         with self.assertRaises(FailedPrecondition) as caught:
-            self.claim(side, *ranges)
+            self.claim(claimant, *ranges)
         return str(caught.exception)
 
     def test_the_first_one_has_it_whatever_comes_later(self) -> None:
@@ -50,7 +50,7 @@ class AddressRangeTests(SynchronousTestCase):
         self.claim("openstack/acme", of("network a", "10.9.0.0/24"))
         self.claim("openstack/globex", of("network b", "10.0.0.0/24"))
         self.refused("openstack/acme", taken)
-        self.claim("openstack/acme", taken, sides=("openstack", "openstack/acme"))
+        self.claim("openstack/acme", taken, claimants=("openstack", "openstack/acme"))
 
     def test_a_file_that_can_not_be_read_is_made_anew(self) -> None:
         for text in ("", "7", "{", '{"openstack": 7}', '{"openstack": [["a", "b"]]}'):

@@ -105,4 +105,4 @@ class TableTests(SynchronousTestCase):
 
     def test_names(self) -> None:
         for provider, tenant in (("openstack", "acme"), ("openstack", "")):
-            self.assertEqual(tenants.split(tenants.side_name(provider, tenant)), (provider, tenant))
+            self.assertEqual(tenants.split(tenants.node_provider_name(provider, tenant)), (provider, tenant))

@@ -14,7 +14,7 @@ from infranetes.machines.pool_config import PoolConfig
 from infranetes.pods.features.guests import Guests
 from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Inventory
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.sandboxes.machine_images import BootSources
 from infranetes.providers.volumes import IHasVolumes, ILendsDevices, VolumeDisk
 from infranetes.volumes.pod_volumes import PodVolumes

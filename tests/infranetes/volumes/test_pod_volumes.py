@@ -275,10 +275,10 @@ class PodVolumesTests(PodVolumesCase):
     def test_of_a_vm_that_is_no_more_it_is_freed_by_the_first_pass_after_its_providers_start(self) -> None:
         record = AttachmentRecord("vol-data", "fake", "old", "i-1", serial="s")
         self.do(self.pod_volumes.load(Contents(attachments=(record,))))
-        self.world.side.ready = Event()
+        self.world.node_provider.ready = Event()
         self.do(self.pod_volumes.sweep())
         self.assertEqual(self.volumes.calls, [])
-        self.world.side.ready.succeed(None)
+        self.world.node_provider.ready.succeed(None)
         self.do(self.pod_volumes.sweep())
         self.assertEqual(self.volumes.calls, [("detach", "i-1", "vol-data")])
         self.assertEqual(self.pod_volumes.user_of("vol-data"), "")

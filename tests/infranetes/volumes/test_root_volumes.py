@@ -14,7 +14,7 @@ from infranetes.machines.agentless.configuration import PodFacts
 from infranetes.pods.features.guests import Guests
 from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Inventory
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.sandboxes.machine_images import BootSources
 from infranetes.pods.store.states import SandboxState
 from infranetes.providers.interface import InstanceState

@@ -31,10 +31,10 @@ class TwinNode(FakeNode):
         super().__init__(**times)
 
     def made(self) -> None:
-        side = self.node.providers.add(self.twin)  # type: ignore[arg-type]
-        side.trouble = ""
-        side.ready.succeed(None)
-        self.node.handlers.by_name["twin"] = Handler("twin", side)
+        node_provider = self.node.providers.add(self.twin)  # type: ignore[arg-type]
+        node_provider.trouble = ""
+        node_provider.ready.succeed(None)
+        self.node.handlers.by_name["twin"] = Handler("twin", node_provider)
 
     def make_features(self) -> list[PodFeature]:
         return [DistinctAddresses(self.node.inventory), *super().make_features()]

@@ -19,7 +19,7 @@ from infranetes.machines.agentless.memory import GuestMemory
 from infranetes.pods.features.guests import Guests
 from infranetes.pods.node.handler_config import MACHINE
 from infranetes.pods.node.inventory import Container, Inventory
-from infranetes.pods.node.sides import Providers
+from infranetes.pods.node.node_providers import Providers
 from infranetes.pods.sandboxes.machine_images import BootSources
 from infranetes.pods.store.records import ContainerRecord
 from infranetes.pods.store.states import ContainerState, SandboxState

@@ -69,7 +69,7 @@ class PoliciesCase(PodsTestCase):
 
     def begin_daemon(self) -> None:
         node = self.world.node
-        self.enforcer = FirewallEnforcer(node.providers.side_of)
+        self.enforcer = FirewallEnforcer(node.providers.of)
         self.firewalls = PodFirewalls(node.reactor, self.policies, self, lambda _: node.providers.own.ready)
         self.world.join(self.firewalls)
 
@@ -207,7 +207,7 @@ class NetworkPolicyTests(PoliciesCase):
 
 
 class PlaceTests(PoliciesCase):
-    """Which side enforces the policies."""
+    """Who enforces the policies."""
 
     def test_a_vm_that_nobody_guards_does_it_itself(self) -> None:
         sandbox = self.a_pod(firewall=CLOSED)

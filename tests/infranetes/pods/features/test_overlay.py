@@ -130,7 +130,7 @@ class Node(FakeNode):
         return Agent(sandbox_id, self)
 
     def make_features(self) -> list[PodFeature]:
-        self.overlay = self.side.overlay = self.make_overlay()
+        self.overlay = self.node_provider.overlay = self.make_overlay()
         self.store.put_setting(POD_CIDR, "10.244.3.0/24")
         return [
             *super().make_features(),
@@ -149,7 +149,7 @@ class PodNetworkTests(PodsTestCase):
 
     @property
     def enforcer(self) -> FirewallEnforcer:
-        return FirewallEnforcer(self.world.node.providers.side_of)
+        return FirewallEnforcer(self.world.node.providers.of)
 
     def asking(self, network: str, name: str = "web") -> Any:
         config = pod(name)
@@ -241,10 +241,10 @@ class PodNetworkTests(PodsTestCase):
 
     def test_what_this_node_can_not_give_is_refused_before_there_is_a_vm(self) -> None:
         self.failureResultOf(self.start(self.asking("tunnel")), InvalidArgument)
-        self.world.side.overlay = self.world.make_overlay()
+        self.world.node_provider.overlay = self.world.make_overlay()
         error = self.failureResultOf(self.start(self.asking("overlay")), FailedPrecondition)
         self.assertIn("overlay.pod_cidr", str(error.value))
-        self.world.side.overlay = None
+        self.world.node_provider.overlay = None
         error = self.failureResultOf(self.start(self.asking("vpc")), InvalidArgument)
         self.assertIn("infranetes.io/network", str(error.value))
         self.assertEqual(self.world.provider.calls, [])

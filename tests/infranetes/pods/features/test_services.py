@@ -22,7 +22,7 @@ class PooledTests(PodsTestCase):
 
     def setUp(self) -> None:
         self.world = FakeNode(pool=PoolConfig(sizes=(PoolSize(count=1),)), launch=100.0)
-        self.services = self.world.services = self.world.side.services = FakeServices()
+        self.services = self.world.services = self.world.node_provider.services = FakeServices()
         self.world.provider_ready()
         self.addCleanup(self.world.kill)
 
@@ -43,7 +43,7 @@ class PooledTests(PodsTestCase):
 class ServiceRulesTests(PodsTestCase):
     def setUp(self) -> None:
         super().setUp()
-        self.services = self.world.services = self.world.side.services = FakeServices()
+        self.services = self.world.services = self.world.node_provider.services = FakeServices()
 
     def a_pod(self, name: str = "web", annotations: Mapping[str, str] | None = None) -> str:
         config = pod(name)
@@ -92,8 +92,8 @@ class GuestTests(GuestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.services = self.world.services = self.world.side.services = FakeServices()
-        self.on_node = self.world.side.node_services = FakeNodeServices()
+        self.services = self.world.services = self.world.node_provider.services = FakeServices()
+        self.on_node = self.world.node_provider.node_services = FakeNodeServices()
 
     def test_its_start_waits_for_the_rules_on_the_node_whatever_the_pod_says(self) -> None:
         for name, said in (("web", {}), ("declines", {"infranetes.io/service-proxy": "false"})):

@@ -103,7 +103,7 @@ class StartsCase(PodsTestCase):
     @property
     def counts(self) -> tuple[int, int]:
         """How many starts are under way, and how many wait."""
-        return self.world.side.starts.under_way, self.world.side.starts.waiting
+        return self.world.node_provider.starts.under_way, self.world.node_provider.starts.waiting
 
 
 class OrderTests(StartsCase):
@@ -276,7 +276,7 @@ class BoundsTests(StartsCase):
             ids.append(self.successResultOf(self.begin(name)))
             self.world.wait(NEXT_CALL_SECONDS)
         for patience, limit in ((CONTAINER_PATIENCE, None), (10.0, 20.0)):
-            self.world.side.starts.take("another", 1000.0)
+            self.world.node_provider.starts.take("another", 1000.0)
             creating = self.create(ids.pop(), limit=limit)
             self.world.wait(patience - 1)
             self.assertNoResult(creating)
@@ -395,7 +395,7 @@ class EndTests(StartsCase):
         other.starts.take("its pod", 1000.0)
         self.assertEqual(other.starts.under_way, 1)
         self.world.stop()
-        self.assertEqual((self.world.side.starts.under_way, other.starts.under_way), (0, 0))
+        self.assertEqual((self.world.node_provider.starts.under_way, other.starts.under_way), (0, 0))
 
     def test_the_daemon_stops_while_pods_wait(self) -> None:
         self.world.stop()
@@ -422,7 +422,7 @@ class PooledTests(StartsCase):
         return len(self.world.node.pools.own.members)
 
     def test_a_pod_with_a_vm_of_the_pool_waits_for_nobody_and_counts(self) -> None:
-        self.world.side.starts.take("another", 1000.0)
+        self.world.node_provider.starts.take("another", 1000.0)
         self.successResultOf(self.begin("claims"))
         self.assertEqual(self.counts, (2, 0))
 
@@ -495,7 +495,7 @@ class BurstTests(StartsCase):
             await sleep(self.world.clock, 0.1)
             await self.world.containers.start(made)
             ran.append((number, self.world.clock.seconds() - began))
-            self.assertLessEqual(self.world.side.starts.under_way, 2)
+            self.assertLessEqual(self.world.node_provider.starts.under_way, 2)
 
         pods = [start(one(number)) for number in range(30)]
         while not all(each.called for each in pods):

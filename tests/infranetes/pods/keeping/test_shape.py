@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.pods.keeping.shape import Shape, difference, shape_of_container, shape_of_pod, template_of
 from infranetes.pods.node.handlers import Handler
-from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.node.node_providers import NodeProvider
 from infranetes.providers.interface import Size
 from infranetes_common.wire import cri
 from tests.infranetes.pods.fakes import box, pod
@@ -68,7 +68,7 @@ class ContainerTests(SynchronousTestCase):
 
 
 def shaped(config: cri.PodSandboxConfig, size: Size) -> Shape:
-    return shape_of_pod("oci", Handler("", cast(ProviderSide, None)), config, size)
+    return shape_of_pod("oci", Handler("", cast(NodeProvider, None)), config, size)
 
 
 class PodTests(SynchronousTestCase):

@@ -14,7 +14,7 @@ from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.pooled import Purpose
 from infranetes.pods.node.handler_config import DOCKER, MACHINE, SYSTEMD
 from infranetes.pods.node.handlers import AnnotationRule, Handler
-from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.node.node_providers import NodeProvider
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import SandboxState
 from infranetes.providers.hypervisor import IBootsImages
@@ -69,7 +69,7 @@ class MixedNode(FakeNode):
         super().__init__(**times)
 
     def made(self) -> None:
-        side = self.node.providers.add(self.east)  # type: ignore[arg-type]
+        node_provider = self.node.providers.add(self.east)  # type: ignore[arg-type]
         given = Handler(
             "east",
             self.node.providers.by_name[self.east_provider],
@@ -79,12 +79,12 @@ class MixedNode(FakeNode):
         )
         if self.pooled:
             config = PoolConfig(sizes=(PoolSize(count=self.pooled, cpu_millis=500),))
-            pool = Pool(side, config, Purpose("east", self.east_rule.set))
+            pool = Pool(node_provider, config, Purpose("east", self.east_rule.set))
             self.node.pools.others, given = [pool], attrs.evolve(given, pool=pool)
             contents = self.store.contents()
             pool.load([each for each in contents.pool if each.handler == "east"], contents.settings)
         self.node.handlers.by_name["east"] = given
-        self.node.handlers.by_name["infranetes"] = Handler("infranetes", self.side)
+        self.node.handlers.by_name["infranetes"] = Handler("infranetes", self.node_provider)
 
     def make_agent(self, sandbox_id: str) -> FakeAgent:
         agent = super().make_agent(sandbox_id)
@@ -95,18 +95,18 @@ class MixedNode(FakeNode):
         return TwoKindsOfImages()
 
     @property
-    def east_side(self) -> ProviderSide:
+    def east_side(self) -> NodeProvider:
         return self.node.providers.by_name["east"]
 
     def east_ready(self) -> None:
         """The other provider has started."""
-        side = self.east_side
-        self.east.ended = lambda instance: self.sandboxes.ended(side, instance)
-        side.trouble = ""
-        side.ready.succeed(None)
-        for pool in self.node.pools.of(side):
+        node_provider = self.east_side
+        self.east.ended = lambda instance: self.sandboxes.ended(node_provider, instance)
+        node_provider.trouble = ""
+        node_provider.ready.succeed(None)
+        for pool in self.node.pools.of(node_provider):
             pool.provider_ready()
-        self.reconciler.provider_ready(side)
+        self.reconciler.provider_ready(node_provider)
 
 
 class MixedCase(PodsTestCase):
@@ -145,7 +145,7 @@ class ProviderTests(MixedCase):
         self.assertEqual(str(error.value), "provider east is not ready: no credentials")
         self.run_pod()
         self.assertEqual((self.vms(), self.world.node.providers.trouble), ((1, 0), ""))
-        self.world.side.trouble = "no KVM"
+        self.world.node_provider.trouble = "no KVM"
         self.assertEqual(
             self.world.node.providers.trouble, "provider fake: no KVM; provider east: no credentials"
         )
@@ -156,7 +156,7 @@ class ProviderTests(MixedCase):
         self.world.restart()
         self.world.east_ready()
         sandbox = self.world.node.inventory.sandboxes[id]
-        self.assertEqual(self.world.node.handlers.of(sandbox.record).side.name, "east")
+        self.assertEqual(self.world.node.handlers.of(sandbox.record).node_provider.name, "east")
         self.do(self.world.sandboxes.stop(id))
         self.assertEqual(self.world.east.calls[-1][0], "destroy")
         self.assertEqual(self.vms(), (0, 0))
@@ -214,10 +214,10 @@ class SweepTests(MixedCase):
     def test_orphans_are_told_though_one_provider_can_not_be_asked(self) -> None:
         self.orphan(self.world.provider)
         self.world.east_side.trouble = "no credentials"
-        ((side, instance),), (trouble,) = self.do(self.world.reconciler.orphans())
-        self.assertEqual((side, instance.id), (self.world.side, "vm-lost"))
+        ((node_provider, instance),), (trouble,) = self.do(self.world.reconciler.orphans())
+        self.assertEqual((node_provider, instance.id), (self.world.node_provider, "vm-lost"))
         self.assertIn("no credentials", trouble)
-        self.world.side.trouble = "no KVM"
+        self.world.node_provider.trouble = "no KVM"
         self.failureResultOf(start(self.world.reconciler.orphans()), Unavailable)
 
 
@@ -369,8 +369,8 @@ class KindTests(MixedCase):
         self.run_pod(pod(annotations={"infranetes.io/containers": "oci"}))
 
     def test_executables_have_a_vm_that_is_told_to_run_them(self) -> None:
-        side = self.world.node.providers.by_name["east"]
-        self.world.node.handlers.by_name["tools"] = Handler("tools", side, SYSTEMD, SYSTEMD)
+        node_provider = self.world.node.providers.by_name["east"]
+        self.world.node.handlers.by_name["tools"] = Handler("tools", node_provider, SYSTEMD, SYSTEMD)
         self.world.node.handlers.contprovider = "oci"
         id = self.successResultOf(self.start(handler="tools"))
         self.assertEqual(self.world.agents[id].chosen, ["systemd"])
@@ -382,7 +382,7 @@ class KindTests(MixedCase):
         self.world.restart()
         self.world.east_ready()
         handler = self.world.node.handlers.of(self.world.node.inventory.sandboxes[id].record)
-        self.assertEqual((handler.kind, handler.side.name), (MACHINE, "east"))
+        self.assertEqual((handler.kind, handler.node_provider.name), (MACHINE, "east"))
 
 
 class RecordedTests(MixedCase):
@@ -393,15 +393,15 @@ class RecordedTests(MixedCase):
         handler = node.handlers.by_name["east"]
         handler = attrs.evolve(handler, contprovider="oci")
         record = self.record(self.run_pod())
-        for side, kind, has in (
-            (handler.side, handler.kind, (handler.kind, "oci")),
+        for node_provider, kind, has in (
+            (handler.node_provider, handler.kind, (handler.kind, "oci")),
             (node.providers.own, handler.kind, (handler.kind, "oci")),
-            (handler.side, SYSTEMD, (SYSTEMD, SYSTEMD)),
-            (handler.side, MACHINE, (MACHINE, "")),
+            (handler.node_provider, SYSTEMD, (SYSTEMD, SYSTEMD)),
+            (handler.node_provider, MACHINE, (MACHINE, "")),
         ):
-            found = handler.recorded(attrs.evolve(record, kind=kind), side)
-            self.assertEqual((found.kind, found.contprovider), has, (side.name, kind))
-            self.assertIs(found.side, side)
+            found = handler.recorded(attrs.evolve(record, kind=kind), node_provider)
+            self.assertEqual((found.kind, found.contprovider), has, (node_provider.name, kind))
+            self.assertIs(found.node_provider, node_provider)
 
 
 class PoolTests(MixedCase):
@@ -429,8 +429,8 @@ class PoolTests(MixedCase):
         resources = cri.LinuxContainerResources(cpu_shares=256)
         small = cri.LinuxPodSandboxConfig(resources=resources)
         self.assertNotEqual(self.record(self.run_pod(pod("own", "u3", linux=small))).token, token)
-        side = self.world.node.providers.by_name["east"]
-        self.world.node.handlers.by_name["plain"] = Handler("plain", side)
+        node_provider = self.world.node.providers.by_name["east"]
+        self.world.node.handlers.by_name["plain"] = Handler("plain", node_provider)
         other = self.successResultOf(self.start(pod("plain", "u4", linux=small), "plain"))
         self.assertNotEqual(self.record(other).token, token)
         self.world.node.handlers.by_name["east"] = attrs.evolve(

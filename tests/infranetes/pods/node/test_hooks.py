@@ -415,7 +415,7 @@ class FailureTests(HooksCase):
 class DaemonTests(HooksCase):
     def test_the_pool_s_vms_release_their_addresses_too(self) -> None:
         self.called()
-        self.do(self.world.side.release_address("somebody"))
+        self.do(self.world.node_provider.release_address("somebody"))
         self.assertEqual(self.called(), both("address_released", backwards=True))
 
 

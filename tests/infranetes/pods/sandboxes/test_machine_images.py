@@ -98,7 +98,7 @@ class BootTests(MachineImagesTestCase):
         id = self.run_pod()
         on_disk = self.hold_records()
         creating = self.create(id)
-        passing = start(self.world.reconciler.once(self.world.side))
+        passing = start(self.world.reconciler.once(self.world.node_provider))
         on_disk.callback(None)
         self.successResultOf(passing)
         self.successResultOf(creating)
@@ -281,7 +281,7 @@ class FailureTests(MachineImagesTestCase):
         self.assertEqual(self.record(id).state, SandboxState.BOOTING)
         self.fails(self.create(id), Unavailable)
         self.provider.destroy_error = None
-        self.do(self.world.reconciler.once(self.world.side))
+        self.do(self.world.reconciler.once(self.world.node_provider))
         self.assertVacant(id)
 
     def give_up(self, id: str) -> None:
@@ -303,7 +303,7 @@ class FailureTests(MachineImagesTestCase):
     def test_one_that_was_up_and_can_not_be_destroyed_is_tried_again_in_the_next_pass(self) -> None:
         id = self.run_pod()
         self.give_up(id)
-        self.do(self.world.reconciler.once(self.world.side))
+        self.do(self.world.reconciler.once(self.world.node_provider))
         self.assertVacant(id)
 
     def test_and_when_another_container_is_asked_for(self) -> None:
@@ -311,7 +311,7 @@ class FailureTests(MachineImagesTestCase):
         self.give_up(id)
         self.successResultOf(self.create(id))
         self.assertEqual(len(self.provider.instances), 1)
-        self.do(self.world.reconciler.once(self.world.side))
+        self.do(self.world.reconciler.once(self.world.node_provider))
         self.assertEqual(self.record(id).state, SandboxState.READY)
 
     def test_a_container_that_is_asked_for_while_the_former_one_is_given_up_gets_the_next_vm(self) -> None:
@@ -320,7 +320,7 @@ class FailureTests(MachineImagesTestCase):
         held: Deferred[None] = Deferred()
         real = self.provider.destroy
         self.patch(self.provider, "destroy", lambda vm: held.addCallback(lambda _: real(vm)))
-        passing = start(self.world.reconciler.once(self.world.side))
+        passing = start(self.world.reconciler.once(self.world.node_provider))
         creating = self.create(id)
         self.assertNoResult(creating)
         held.callback(None)

@@ -154,9 +154,9 @@ class LossTests(ContainersTestCase):
         self.world.provider.instances["stray"] = attrs.evolve(instance, id="stray", token="other")
         self.world.provider.destroy_error = Unavailable("down")
         for _ in range(3):
-            self.do(self.world.reconciler.once(self.world.side))
+            self.do(self.world.reconciler.once(self.world.node_provider))
         self.assertEqual(self.world.observer.orphans, [])
         self.world.provider.destroy_error = None
-        self.do(self.world.reconciler.once(self.world.side))
+        self.do(self.world.reconciler.once(self.world.node_provider))
         self.assertEqual(self.world.observer.orphans, ["fake"])
         self.assertIn(("fake", "list", "ok"), self.world.observer.calls)

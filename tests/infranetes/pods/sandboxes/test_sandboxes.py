@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred
 
 from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Container, Sandbox
-from infranetes.pods.node.sides import ProviderSide
+from infranetes.pods.node.node_providers import NodeProvider
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm.vm_size import size_of
 from infranetes.providers.interface import Instance, InstanceState, Size
@@ -184,7 +184,7 @@ class RunTests(PodsTestCase):
         self.assertIs(self.world.sandboxes.lookup(self.successResultOf(launch)), sandbox)
 
     def test_before_the_provider_has_started_the_answer_is_what_it_waits_for(self) -> None:
-        self.world.side.trouble = "building the template"
+        self.world.node_provider.trouble = "building the template"
         error = self.failureResultOf(self.start(), Unavailable).value
         self.assertIn("building the template", str(error))
 
@@ -553,7 +553,7 @@ class LossTests(PodsTestCase):
         self.assertIn("first", self.record(self.sandbox).message)
         self.do(self.world.sandboxes.stop(self.sandbox))
         self.world.sandboxes.ended(
-            self.world.side,
+            self.world.node_provider,
             Instance(self.instance, self.record(self.sandbox).token, self.sandbox, InstanceState.ENDED),
         )
         self.assertEqual(self.record(self.sandbox).state, SandboxState.STOPPED)
@@ -561,7 +561,7 @@ class LossTests(PodsTestCase):
     def test_another_providers_vm_of_its_token_is_not_its_own(self) -> None:
         token = self.record(self.sandbox).token
         other = Instance("other", token, self.sandbox, InstanceState.ENDED)
-        self.world.sandboxes.ended(cast(ProviderSide, object()), other)
+        self.world.sandboxes.ended(cast(NodeProvider, object()), other)
         self.assertEqual(self.record(self.sandbox).state, SandboxState.READY)
 
     def test_each_feature_is_told(self) -> None:
@@ -589,4 +589,4 @@ class LossTests(PodsTestCase):
         self.failureResultOf(create, FailedPrecondition)
 
     def test_an_unknown_vm_ends(self) -> None:
-        self.world.sandboxes.ended(self.world.side, Instance("x", "t", "s", InstanceState.ENDED))
+        self.world.sandboxes.ended(self.world.node_provider, Instance("x", "t", "s", InstanceState.ENDED))

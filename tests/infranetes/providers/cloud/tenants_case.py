@@ -98,8 +98,8 @@ class RangeTests(TenantsContract):
     """For clouds that tell their networks' addresses. Mixed in beside `TenantsContract`."""
 
     async def test_another_network_with_the_same_addresses_is_refused(self) -> None:
-        sides = [self.provider_name, *(f"{self.provider_name}/{name}" for name in TENANTS)]
-        self.ranges = AddressRanges(self.state_dir, sides)
+        claimants = [self.provider_name, *(f"{self.provider_name}/{name}" for name in TENANTS)]
+        self.ranges = AddressRanges(self.state_dir, claimants)
         acme = await self.of("acme")
         path = self.state_dir / "address-ranges.json"
         taken = path.read_text()

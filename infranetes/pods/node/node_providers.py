@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -28,7 +28,6 @@ from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.nanoseconds import nanoseconds
 
 if TYPE_CHECKING:
-    from infranetes.pods.node.hooks import Features
     from infranetes.pods.node.inventory import Inventory, Sandbox
     from infranetes.pods.store.records import SandboxRecord
 
@@ -51,7 +50,8 @@ class NoGuests:
 class SharedParts:
     """The collaborators of the machines and pools of all providers.
 
-    :ivar inventory: has the sandboxes, and the store. :ivar features: join in the pods' lives.
+    :ivar inventory: has the sandboxes, and the store.
+    :ivar release_address: removes what leads to the VM with this id: its address may become another VM's.
     :ivar authority: issues the VMs' certificates. :ivar connect: makes the agents' clients.
     :ivar names: the node's, with which VMs are tagged. :ivar observer: is notified of launches and calls.
     :ivar stopping: happens when the daemon stops: it leaves unfinished work to the next one.
@@ -63,7 +63,7 @@ class SharedParts:
 
     clock: IReactorTime
     inventory: Inventory
-    features: Features
+    release_address: Callable[[str], Awaitable[None]]
     authority: Authority
     connect: Connect
     names: NodeNames
@@ -76,7 +76,7 @@ class SharedParts:
     guests: GuestAgents = attrs.field(factory=NoGuests)
 
 
-class ProviderSide:
+class NodeProvider:
     """One provider, with its own start, troubles and orphans: these do not affect other providers' pods.
 
     It is the `MachineContext` of its VMs and the `PoolContext` of its pools.
@@ -86,15 +86,25 @@ class ProviderSide:
     :ivar starts: the starts of its pods that are under way, and those that wait.
     :ivar orphans: the ids of its instances that had no record in the last pass.
     :ivar next_list: when a pass lists its instances again, by the node's clock.
-    :ivar overlay: gives its pods addresses of the pods' network; None: its VMs need none of these.
-    :ivar node_services: translates the addresses of Services for its VMs without our agent; None: nothing
+    :param overlay: gives its pods addresses of the pods' network; None: its VMs need none of these.
+    :param node_services: translates the addresses of Services for its VMs without our agent; None: nothing
         does.
-    :ivar gets_subnet: whether it receives the subnet that kubelet gives to pods.
+    :param gets_subnet: whether it receives the subnet that kubelet gives to pods.
     """
 
-    def __init__(self, shared: SharedParts, provider: IPodProvider) -> None:
+    def __init__(
+        self,
+        shared: SharedParts,
+        provider: IPodProvider,
+        overlay: Overlay | None = None,
+        node_services: NodeServices | None = None,
+        gets_subnet: bool = True,
+    ) -> None:
         self._shared = shared
         self.provider = provider
+        self.overlay = overlay
+        self.node_services = node_services
+        self.gets_subnet = gets_subnet
         self.clock = shared.clock
         self.store: Store = shared.inventory.store
         self.authority = shared.authority
@@ -108,9 +118,6 @@ class ProviderSide:
         self.starts = Starts(shared.clock, self._starts_at_once)
         self.orphans: set[str] = set()
         self.next_list = 0.0
-        self.overlay: Overlay | None = None
-        self.node_services: NodeServices | None = None
-        self.gets_subnet = True
 
     @property
     def name(self) -> str:
@@ -124,7 +131,7 @@ class ProviderSide:
 
     async def release_address(self, id: str) -> None:
         """Remove what leads to the VM with this id: its address may become another VM's."""
-        await self._shared.features.address_released(id)
+        await self._shared.release_address(id)
 
     def connect(
         self, sandbox_id: str, host: str, port: int, endpoint: IStreamClientEndpoint | None = None
@@ -165,38 +172,41 @@ class ProviderSide:
 
 
 class Providers:
-    """The providers of the node: iterates over their sides, the node's own first.
+    """The providers of the node: iterates over them, the node's own first.
 
+    :param make: makes a node provider.
     :param own: the node's own provider, for pods whose handler names none.
-    :ivar own: its side. :ivar by_name: the sides of all providers."""
+    :ivar own: that provider. :ivar by_name: all of them."""
 
-    def __init__(self, shared: SharedParts, own: IPodProvider, *others: IPodProvider) -> None:
-        self._shared = shared
-        self.by_name: dict[str, ProviderSide] = {}
+    def __init__(
+        self, make: Callable[[IPodProvider], NodeProvider], own: IPodProvider, *others: IPodProvider
+    ) -> None:
+        self._make = make
+        self.by_name: dict[str, NodeProvider] = {}
         self.own = self.add(own)
         for provider in others:
             self.add(provider)
 
-    def __iter__(self) -> Iterator[ProviderSide]:
+    def __iter__(self) -> Iterator[NodeProvider]:
         return iter(self.by_name.values())
 
-    def add(self, provider: IPodProvider) -> ProviderSide:
-        """Add another provider to this node, and return its side."""
-        side = self.by_name[provider.name] = ProviderSide(self._shared, provider)
-        return side
+    def add(self, provider: IPodProvider) -> NodeProvider:
+        """Add another provider to this node."""
+        node_provider = self.by_name[provider.name] = self._make(provider)
+        return node_provider
 
-    def side_of(self, record: SandboxRecord) -> ProviderSide:
-        """Return the side of the sandbox's VM. Once the records are loaded each of them has one."""
+    def of(self, record: SandboxRecord) -> NodeProvider:
+        """Return the provider of the sandbox's VM. Once the records are loaded each of them has one."""
         return self.by_name[record.provider]
 
     def started(self, sandbox: Sandbox) -> Event[None]:
         """Return the event that happens once the provider of the sandbox's VM has started."""
-        return self.side_of(sandbox.record).ready
+        return self.of(sandbox.record).ready
 
     @property
     def trouble(self) -> str:
         """The reason why no provider can make VMs; "" if at least one can."""
-        troubles = [(side.name, side.trouble) for side in self]
+        troubles = [(node_provider.name, node_provider.trouble) for node_provider in self]
         if not all(trouble for _, trouble in troubles):
             return ""
         if len(troubles) == 1:
