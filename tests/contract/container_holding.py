@@ -244,6 +244,15 @@ class AdoptContract(HoldingCase):
         await self.counts(new)
         self.assertGreater(int(await self.read(new)), reached)
 
+    async def test_an_adoption_that_is_cancelled_goes_on_and_the_same_one_joins_it(self) -> None:
+        old, new = await self.kept(), secrets.token_hex(16)
+        config, sandbox = cri.ContainerConfig(command=COUNTER), cri.PodSandboxConfig(hostname="clone")
+        first = self.provider.adopt(old, new, config, sandbox, None)
+        first.cancel()
+        state = await self.provider.adopt(old, new, config, sandbox, None)
+        self.assertEqual((state.id, state.state), (new, cri.CONTAINER_CREATED))
+        await self.assertFailure(first, CancelledError)
+
     async def test_its_log_begins_anew(self) -> None:
         command = (
             "sh",

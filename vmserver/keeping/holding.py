@@ -12,7 +12,7 @@ import attrs
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.logger import Logger
 
-from infranetes_common.concurrency import run_in_thread, shielded, start, until_ended, within
+from infranetes_common.concurrency import run_in_thread, shielded, start, to_its_end, until_ended, within
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unimplemented
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
@@ -161,7 +161,7 @@ class Holding:
                 await until_ended(emptying)
                 raise
         except BaseException:
-            await shielded(self._let_go(holder, before))
+            await to_its_end(start(self._let_go(holder, before)))  # in its turn, whoever cancels
             raise
         _log.info(
             "{count} containers are held still after {seconds:.2f} s, the last {still:.2f} s of it without a "
@@ -220,7 +220,7 @@ class Holding:
                         "remove them"
                     )
                 return
-            await shielded(self._let_go(holder))
+            await to_its_end(start(self._let_go(holder)))
 
     async def restore(self) -> None:
         """Go on where an earlier agent has ended. Called once the provider has started.
@@ -267,10 +267,18 @@ class Holding:
         volumes: Mapping[str, str],
         sandbox_config: cri.PodSandboxConfig,
     ) -> list[messages.ContainerState]:
-        """Give kept containers to the pod; return their states. Idempotent.
+        """Give kept containers to the pod; return their states. Idempotent, and goes on when it is cancelled.
 
         :param volumes: the new ids of their volumes, by their old ones.
         :raise FailedPrecondition: this is no clone. :raise InfranetesError: as `IHoldsContainers.adopt`."""
+        return await shielded(self._adopt(adoptions, volumes, sandbox_config))
+
+    async def _adopt(
+        self,
+        adoptions: Sequence[Adoption],
+        volumes: Mapping[str, str],
+        sandbox_config: cri.PodSandboxConfig,
+    ) -> list[messages.ContainerState]:
         holder = self._holder()
         async with self._lock:
             if self._state is not State.CLONE:

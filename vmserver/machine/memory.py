@@ -17,7 +17,7 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 
 from infranetes_common.commands import Command, run
-from infranetes_common.concurrency import shielded, start
+from infranetes_common.concurrency import start, to_its_end
 from infranetes_common.errors import FailedPrecondition, InfranetesError, InvalidArgument
 from infranetes_common.reactors import IReactor
 
@@ -84,7 +84,7 @@ class MachineMemory:
             try:
                 await self._release(blocks, seconds)
             except Exception:
-                await shielded(self._restore(blocks))
+                await to_its_end(start(self._restore(blocks)))  # in its turn, whoever cancels
                 raise
             finally:
                 self._return = self._reactor.callLater(seconds, self._take_back)

@@ -23,7 +23,7 @@ from infranetes.pods.store.states import ALIVE, SandboxState
 from infranetes.pods.vm.huge_pages import huge_bytes
 from infranetes.pods.vm.vm_size import RequestedSizes, limits_in, recorded_size
 from infranetes.providers.interface import IGuest, IResizesVms, MemoryRange, Size
-from infranetes_common.concurrency import backoff, shielded, sleep
+from infranetes_common.concurrency import backoff, sleep, start, to_its_end
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.huge_pages import bytes_of
 from infranetes_common.wire import cri
@@ -154,7 +154,7 @@ class Resizer:
             await self._check_in_force(sandbox, before, wanted)
         except Exception:
             if shrinks and sandbox.state is SandboxState.READY:
-                await shielded(self._take_back(provider, sandbox, before))
+                await to_its_end(start(self._take_back(provider, sandbox, before)))  # in its turn
             raise
 
     async def _take_back(self, provider: IResizesVms, sandbox: Sandbox, before: Size) -> None:

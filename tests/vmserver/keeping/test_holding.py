@@ -247,6 +247,31 @@ class HoldTests(HoldingCase):
             self.successResultOf(holding)
             self.runs()
 
+    def test_cancelled_twice_it_keeps_its_turn_until_all_goes_on(self) -> None:
+        self.machine.waiting = {"hold": Deferred(), "thaw": Deferred()}
+        holding = self.hold()
+        for _ in range(2):
+            holding.cancel()
+        following = self.hold()
+        self.assertEqual(self.machine.calls[-1], "thaw")
+        del self.machine.waiting["hold"]
+        self.machine.waiting.pop("thaw").callback(None)
+        self.failureResultOf(holding, CancelledError)
+        self.assertEqual(self.successResultOf(following), ["c1"])
+        self.assertEqual((self.machine.frozen, self.machine.silent, self.state()), (True, True, State.HELD))
+
+    def test_a_release_that_is_cancelled_keeps_its_turn_until_all_goes_on(self) -> None:
+        self.successResultOf(self.hold())
+        self.machine.waiting = {"thaw": Deferred()}
+        releasing = start(self.holding.release())
+        releasing.cancel()
+        following = self.hold()
+        self.assertEqual(self.machine.calls[-1], "thaw")
+        self.machine.waiting.pop("thaw").callback(None)
+        self.successResultOf(releasing)
+        self.successResultOf(following)
+        self.assertEqual((self.machine.frozen, self.machine.silent, self.state()), (True, True, State.HELD))
+
     def test_it_takes_no_longer_than_it_may(self) -> None:
         self.machine.waiting = {"tell c1": Deferred()}
         holding = self.hold(seconds=7.0)
@@ -372,6 +397,18 @@ class CloneTests(HoldingCase):
         self.failureResultOf(self.adopt(), NotFound)
         self.machine.failing = {}
         self.successResultOf(self.adopt())
+
+    def test_an_adoption_that_is_cancelled_goes_on_in_its_turn(self) -> None:
+        self.clone()
+        self.machine.waiting = {"adopt c1": Deferred()}
+        adopting = self.adopt()
+        adopting.cancel()
+        self.failureResultOf(adopting, CancelledError)
+        following = start(self.holding.release())
+        self.assertNoResult(following)
+        self.machine.waiting["adopt c1"].callback(None)
+        self.successResultOf(following)
+        self.assertEqual(self.machine.left, [])
 
     def test_it_can_be_kept_itself_once_all_is_adopted(self) -> None:
         self.clone()

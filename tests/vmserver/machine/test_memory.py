@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, cast
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import TestCase
 
@@ -23,12 +23,14 @@ MIB = 1 << 20
 BLOCK = 128 * MIB
 LONG = 60.0  # seconds that no test waits for
 
-# The kernel: it refuses a block that has a file `pinned`, and takes forever to move one with `busy`.
+# The kernel: it refuses a block that has a file `pinned`, takes forever to move one with `busy`,
+# and has one with `slow` in use again once that is gone.
 KERNEL = """
 state=$1; shift
 for block; do
     if [ "$state" = offline ] && [ -e "$block/pinned" ]; then echo "write error" >&2; exit 1; fi
     if [ "$state" = offline ] && [ -e "$block/busy" ]; then exec sleep 600; fi
+    while [ "$state" = online ] && [ -e "$block/slow" ]; do touch "$block/waits"; sleep 0.01; done
     echo "$state" >"$block/state"
 done
 """
@@ -124,6 +126,21 @@ class MemoryTests(TestCase):
         asked.addErrback(lambda failure: None)
         asked.cancel()
         await until(lambda: self.states() == ["online"] * 4, "all are in use")
+
+    async def test_a_caller_that_gives_up_twice_keeps_its_turn_until_all_are_in_use(self) -> None:
+        (self.block(33).parent / "busy").touch()
+        (slow := self.block(32).parent / "slow").touch()
+        asked = self.release(3, LONG)
+        await until(lambda: self.states()[0] == "offline", "the first is out of use")
+        asked.cancel()
+        await until((slow.parent / "waits").exists, "it is being had in use again")
+        asked.cancel()
+        following = self.release(1, LONG)
+        self.assertNoResult(following)
+        slow.unlink()
+        await following
+        await self.assertFailure(asked, CancelledError)
+        self.assertEqual(self.states(), ["offline", "online", "online", "online"])
 
     async def test_what_nobody_has_removed_is_in_use_again(self) -> None:
         await self.release(2, LONG)

@@ -403,8 +403,18 @@ class OciProvider:
         sandbox_config: cri.PodSandboxConfig,
         hook: Hook | None,
     ) -> messages.ContainerState:
+        return await shielded(self._adopt(old_id, new_id, config, sandbox_config, hook))
+
+    async def _adopt(
+        self,
+        old_id: str,
+        new_id: str,
+        config: cri.ContainerConfig,
+        sandbox_config: cri.PodSandboxConfig,
+        hook: Hook | None,
+    ) -> messages.ContainerState:
         async with self._creating.held(new_id):
-            return await shielded(self._keeping.adopt(old_id, new_id, config, sandbox_config, hook))
+            return await self._keeping.adopt(old_id, new_id, config, sandbox_config, hook)
 
     def kept(self) -> list[str]:
         return self._keeping.kept()

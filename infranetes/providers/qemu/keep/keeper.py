@@ -50,6 +50,7 @@ from infranetes_common.concurrency import (
     shielded,
     start,
     to_its_end,
+    until_ended,
     within,
 )
 from infranetes_common.errors import FailedPrecondition, InfranetesError, ResourceExhausted, Unavailable
@@ -213,7 +214,11 @@ class Keeper:
                 await Capture(self._reactor, monitor.qmp).take(writer, instant, machine.emulated)
             finally:
                 os.close(writer)
-                await shielded(self._go_on(vm))
+                going_on = start(self._go_on(vm))
+                try:
+                    await shielded(going_on)
+                finally:
+                    await until_ended(going_on)  # its hardware is left as it is until then
 
     async def _copy_disk(self, vm: Vm, directory: Path) -> None:
         stop = Event()

@@ -22,7 +22,7 @@ from infranetes.providers.qemu.program.qmp import QmpError
 from infranetes.providers.qemu.settings import MIB
 from infranetes.providers.qemu.vm.connections import VmConnections
 from infranetes.providers.qemu.vm.sizes import MEMORY, memory_names
-from infranetes_common.concurrency import shielded
+from infranetes_common.concurrency import start, to_its_end
 from infranetes_common.errors import FailedPrecondition, InfranetesError
 
 _OBJECTS = "/objects"
@@ -119,7 +119,8 @@ class PluggedMemory:
                 # Only now: the pod's control group may have no room for both at once.
                 await self._add(monitor, pieces, instead)
         except Exception as error:
-            await shielded(self._put_back(monitor, pieces, chosen, gone, guest))
+            # In its turn, however often it is cancelled.
+            await to_its_end(start(self._put_back(monitor, pieces, chosen, gone, guest)))
             if isinstance(error, QmpError):
                 raise FailedPrecondition(f"the VM can't be made smaller: {error}") from None
             raise

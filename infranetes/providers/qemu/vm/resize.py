@@ -23,7 +23,7 @@ from infranetes.providers.qemu.vm.connections import VmConnections
 from infranetes.providers.qemu.vm.memory import Piece, PluggedMemory, read_piece
 from infranetes.providers.qemu.vm.sizes import Hotplug, hotplug_for, memory_for_pod
 from infranetes.providers.qemu.vm.vm import Vm
-from infranetes_common.concurrency import KeyedLock, backoff, shielded, sleep, within
+from infranetes_common.concurrency import KeyedLock, backoff, sleep, start, to_its_end, within
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.reactors import IReactor
 
@@ -91,7 +91,7 @@ class Resizer:
                 if size.all_bytes:
                     await self._memory.change(monitor, hardware.pieces, wanted.memory_mib, guest)
             except BaseException:
-                await shielded(self._take(vm, monitor, hardware, plugged))
+                await self._take_back(vm, monitor, hardware, plugged)
                 raise
             if size.cpu_millis:
                 surplus = [cpu for cpu in hardware.cpus if cpu.plugged and cpu.core > wanted.cpus]
@@ -120,12 +120,18 @@ class Resizer:
                 device = {"driver": cpu.driver, "id": added[-1], **cpu.properties}
                 await monitor.plug(device, self._settings.resize_timeout)
         except QmpError as error:
-            await self._take(vm, monitor, hardware, added[:-1])
+            await self._take_back(vm, monitor, hardware, added[:-1])
             raise _refused(error) from None
         except BaseException:
-            await shielded(self._take(vm, monitor, hardware, added))
+            await self._take_back(vm, monitor, hardware, added)
             raise
         return added
+
+    async def _take_back(
+        self, vm: Vm, monitor: VmConnections, hardware: _Hardware, added: Sequence[str]
+    ) -> None:
+        """Take out what a call that fails has plugged in; in its turn, however often it is cancelled."""
+        await to_its_end(start(self._take(vm, monitor, hardware, added)))
 
     async def _take(self, vm: Vm, monitor: VmConnections, hardware: _Hardware, cpus: Sequence[str]) -> None:
         """Take out processors, until the guest keeps one."""

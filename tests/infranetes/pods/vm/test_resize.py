@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from zope.interface import alsoProvides
 
 from infranetes.pods.vm.resize import SETTLE_SECONDS
@@ -27,6 +27,7 @@ from txgrpc import Call
 
 GIB, PAGE = 1 << 30, 2 << 20
 RANGES = (MemoryRange(4 * GIB, GIB),)
+NO_OVERHEAD = cri.LinuxContainerResources()
 
 
 def resources(cpu_millis: int = 0, memory: int = 0, shares: int = 2) -> cri.LinuxContainerResources:
@@ -247,6 +248,30 @@ class ResizeTests(ResizeCase):
         self.assertIn("keeps 4096 MiB", self.refused(FailedPrecondition, resources(1000, 2 * GIB)))
         self.assertEqual([size.memory_bytes for size in self.asked[-2:]], [2 * GIB, 4 * GIB])
         self.assertEqual(self.recorded(), (1000, 4 * GIB))
+
+    def test_one_that_is_cancelled_twice_is_undone_before_the_next_begins(self) -> None:
+        self.done(resources(1000, 4 * GIB))
+        steps: list[int] = []
+        undone: Deferred[None] = Deferred()
+
+        @deferred
+        async def resize(instance_id: str, size: Size, guest: IGuest) -> Size:
+            steps.append(size.memory_bytes // GIB)
+            await (Deferred() if len(steps) == 1 else undone)
+            return size
+
+        self.provider.resize = resize
+        sandbox = self.world.node.inventory.sandboxes[self.sandbox]
+        smaller = start(self.world.node.resizer.resize(sandbox, resources(1000, 2 * GIB), NO_OVERHEAD))
+        for _ in range(2):
+            smaller.cancel()
+        larger = start(self.world.node.resizer.resize(sandbox, resources(1000, 5 * GIB), NO_OVERHEAD))
+        self.assertEqual(steps, [2, 4])
+        undone.callback(None)
+        self.failureResultOf(smaller, CancelledError)
+        self.assertEqual(steps, [2, 4, 5])
+        larger.addErrback(lambda failure: None)
+        larger.cancel()
 
     def test_more_processors_than_there_can_be_are_refused(self) -> None:
         self.assertIn("4000 mCPU", self.refused(FailedPrecondition, resources(9000, GIB)))

@@ -8,15 +8,17 @@ import errno
 import json
 import os
 import subprocess
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import CancelledError, Deferred, fail
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.keeping import IKeepsVms, IStartsKeptVms, KeptVm
 from infranetes.providers.qemu.keep import keeper, pipe
+from infranetes.providers.qemu.keep.capture import Capture
 from infranetes.providers.qemu.keep.hardware import Hardware
 from infranetes.providers.qemu.keep.keeper import Keeper
 from infranetes.providers.qemu.keep.layer import KeepLayer
@@ -25,7 +27,7 @@ from infranetes.providers.qemu.program.qmp import QmpConnection, QmpError
 from infranetes.providers.qemu.template.template import DISK
 from infranetes.providers.qemu.vm.record import Guest
 from infranetes.providers.qemu.vm.vm import Vm
-from infranetes_common.concurrency import sleep
+from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import FailedPrecondition, InfranetesError, ResourceExhausted, Unavailable
 from tests.contract.kept_vms import SECONDS
 from tests.contract.started_kept_vms import StartedKeptVmsContract
@@ -293,6 +295,40 @@ class QemuKeepTests(KeepCase, StartedKeptVmsContract, TestCase):
         await keeping.keeper.stop()
         await self.assert_as_before(vm)
         await self.fails(Unavailable, waiting)
+
+    async def test_its_hardware_stays_until_it_executes_however_often_that_is_cancelled(self) -> None:
+        keeping, vm = await self.one()
+        steps: list[str] = []
+        begun: Deferred[None] = Deferred()
+        held: Deferred[None] = Deferred()
+        go_on = Capture.let_go_on
+
+        async def slowly(capture: Capture) -> None:
+            if not begun.called:
+                begun.callback(None)
+            await held
+            await go_on(capture)
+            steps.append("executes")
+
+        @contextlib.asynccontextmanager
+        async def unchanged(vm: Vm) -> AsyncIterator[frozenset[str]]:
+            try:
+                yield frozenset()
+            finally:
+                steps.append("may change")
+
+        self.patch(keeping.keeper, "_unchanged", unchanged)
+        self.patch(Capture, "let_go_on", slowly)
+        call = start(keeping.keeper._keep(vm, self.directory(), SECONDS))
+        await begun
+        await sleep(reactor, 0)
+        for _ in range(2):  # the keeper ends it, and its deadline passes
+            call.cancel()
+        self.assertEqual(steps, [])
+        held.callback(None)
+        await self.assertFailure(call, CancelledError)
+        self.assertEqual(steps[:2], ["executes", "may change"])
+        await self.assert_as_before(vm)
 
     async def test_a_vm_that_is_gone_leaves_nothing_to_do(self) -> None:
         keeping, vm = await self.one()

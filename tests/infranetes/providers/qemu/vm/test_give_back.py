@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
@@ -29,6 +29,7 @@ class Guest:
         self.waiting: Deferred[None] | None = None
         self.processors: list[int] = []  # the numbers of processors that it was told to use
         self.restored: list[int] = []  # the addresses of memory that it was told to use again
+        self.restoring: Deferred[None] | None = None
 
     async def release(self, ranges: Sequence[MemoryRange], seconds: float) -> None:
         if self.waiting is not None:
@@ -43,6 +44,8 @@ class Guest:
         self.processors.append(count)
 
     async def restore(self, ranges: Sequence[MemoryRange]) -> None:
+        if self.restoring is not None:
+            await self.restoring
         self.restored += [each.address for each in ranges]
         self.qemu.unused -= {each.address for each in ranges}
 
@@ -152,6 +155,26 @@ class GiveBackTests(ResizeCase):
             self.assertEqual(await self.resize(1000, GIB), Size(1000, GIB))
             self.assertEqual(self.qemu.objects, {"more": 256 * MIB}, "the node has its memory again")
             await self.resize(1000, 2 * GIB)
+
+    async def test_one_that_is_cancelled_and_cancelled_again_has_what_it_had_before_the_next_begins(
+        self,
+    ) -> None:
+        self.qemu.ignores = {"dimm1"}
+        self.its.restoring = Deferred(lambda _: None)
+        smaller = start(self.resize(1000, GIB))
+        while "dimm1" not in self.qemu.asked_back:
+            await deferLater(reactor, 0.001)
+        for _ in range(2):
+            smaller.cancel()
+            await deferLater(reactor, 0)
+        next_one = start(self.resize(1000, 2 * GIB))
+        self.assertEqual(self.qemu.unused, {self.qemu.address("dimm1")})
+        await deferLater(reactor, 0.05)
+        self.assertNotIn("query_memory_devices", self.qemu.calls[self.qemu.calls.index("device_del") :])
+        self.its.restoring.callback(None)
+        self.assertEqual(await next_one, Size(1000, 2 * GIB))
+        await self.assertFailure(smaller, CancelledError)
+        self.check_as_before()
 
     async def test_one_that_was_begun_is_finished_before_the_next(self) -> None:
         self.its.waiting = Deferred()

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 import attrs
+from twisted.internet.defer import CancelledError
 from twisted.internet.task import deferLater
 
 from infranetes.providers.interface import Size
@@ -124,6 +125,33 @@ class ResizerTests(ResizeCase):
         self.qemu.keeps = {"cpu1"}
         self.impatient()
         self.assertEqual(await self.resize(1000), Size(1000))
+
+    async def test_one_that_is_cancelled_and_cancelled_again_has_what_it_had_before_the_next_begins(
+        self,
+    ) -> None:
+        self.qemu.slow = True
+        for stage, words in (
+            ("the last processor", {"ignores": {"cpu3"}}),
+            ("the memory after the processors", {"ignores": {"dimm0"}}),
+            ("the undoing of what QEMU has refused", {"refuses": {"cpu3"}}),
+        ):
+            self.qemu.ignores, self.qemu.refuses = words.get("ignores", set()), words.get("refuses", set())
+            self.qemu.named, self.qemu.asked_back = [], []
+            resizing = start(self.resize(4000, 2 * GIB))
+            await self.until_asked_for(next(iter(self.qemu.ignores), "cpu1"), bool(self.qemu.refuses))
+            for _ in range(2):
+                resizing.cancel()
+                await deferLater(reactor, 0)
+            async with self.resizer.unchanged(self.vm):
+                self.assertEqual(sorted(self.qemu.cpus), [0], stage)
+            await self.assertFailure(resizing, CancelledError, FailedPrecondition)
+
+    async def until_asked_for(self, device: str, back: bool) -> None:
+        """Wait until QEMU has been asked to plug in a device, or to take it out."""
+        names = self.qemu.asked_back if back else [*self.qemu.named, *self.qemu.pieces]
+        if not any(name.partition("-")[0] == device for name in names):
+            await deferLater(reactor, 0.001)
+            await self.until_asked_for(device, back)
 
     async def test_calls_at_once_are_served_one_after_the_other_over_one_connection(self) -> None:
         first, second = start(self.resize(2000, 2 * GIB)), start(self.resize(3000, 3 * GIB))
