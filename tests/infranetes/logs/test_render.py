@@ -70,9 +70,9 @@ class RenderTests(SynchronousTestCase):
     def test_the_last_part_of_each_stream(self, parts: list[tuple[bool, bool, bytes]]) -> None:
         """Whatever the lines say themselves."""
         text, wanted = b"", {}
-        for number, (error, partial, words) in enumerate(parts):
-            text += render(record(number, words, partial=partial, stream=int(error), time=number + 1))
-            wanted[int(error)] = (timestamp(number + 1), partial)
+        for number, (error, cut, words) in enumerate(parts):
+            text += render(record(number, words, partial=cut, stream=int(error), time=number + 1))
+            wanted[int(error)] = (timestamp(number + 1), cut)
         self.assertEqual(last_parts(text), wanted)
 
     def test_nine_digits_always(self) -> None:
