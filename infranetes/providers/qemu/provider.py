@@ -14,8 +14,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, TypeVar
 
-import attrs
-from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IStreamClientEndpoint
 from twisted.logger import Logger
 from zope.interface import implementer
@@ -55,7 +54,6 @@ from infranetes.providers.qemu import start_checks
 from infranetes.providers.qemu.host import uids
 from infranetes.providers.qemu.host.kvm import qemu_user
 from infranetes.providers.qemu.host.os_errors import as_infranetes_error
-from infranetes.providers.qemu.host.privileges import QemuUser
 from infranetes.providers.qemu.host.uids import UidChoice
 from infranetes.providers.qemu.keep.keeper import Keeper
 from infranetes.providers.qemu.keep.preparer import Preparer
@@ -77,7 +75,7 @@ from infranetes.providers.qemu.sleep.record import RECORD as SLEEP_RECORD
 from infranetes.providers.qemu.sleep.sleeper import Node
 from infranetes.providers.qemu.sleep.volumes import VolumesOfSleepers
 from infranetes.providers.qemu.status import describe
-from infranetes.providers.qemu.template.maker import TemplateMaker
+from infranetes.providers.qemu.template.current import CurrentTemplate
 from infranetes.providers.qemu.template.preloaded import PreloadedImages
 from infranetes.providers.qemu.template.ram import SharedRam
 from infranetes.providers.qemu.template.template import Template
@@ -134,6 +132,7 @@ class QemuProvider:
         self._uids = UidChoice(reactor, uids.parse(settings.uids), self._uids_of_vms)
         self._preparer = Preparer(reactor, settings, self._paths.run, self._uids)
         self._preloaded = PreloadedImages(context, self._disks.show_first)
+        self._current = CurrentTemplate(reactor, settings, self._paths, self._preloaded)
         self._under_way: list[Flight[Any]] = []  # Any: launches and destructions have different results
         self._watchers: list[Callable[[Instance], None]] = []
         self._ram = SharedRam(reactor)
@@ -151,11 +150,6 @@ class QemuProvider:
         )
         self._directory_lock = -1
         self._launcher: Launcher | None = None
-        self._template: Template | None = None
-        self._template_lock = DeferredLock()
-        self._maker: TemplateMaker | None = None
-        self._command_line: CommandLine | None = None
-        self._accelerator_reason = ""
 
     # ---- IPodProvider
 
@@ -183,15 +177,12 @@ class QemuProvider:
             Flight(
                 self._keeper.resume(vm for vm in self._own_vms() if vm.alive)
             )  # before all that takes long
-            await self._find_qemu(user, progress)
-            self._maker = TemplateMaker(self._reactor, self._settings, templates, self._paths.run, user)
-            template = await self._intact_template(progress)
+            template = await self._current.start(user, progress)
             async with self._pod_network.lock:
                 ports = [vm for vm in on_bridge(self._vms.values()) if not vm.launching]
                 await self._pod_network.set_up({vm.record.bridge_port: vm.paths.directory for vm in ports})
             ended = self._report_end
-            assert self._command_line is not None
-            image_launches = ImageLaunches(self._reactor, self._settings, records, parts, self._command_line)
+            image_launches = ImageLaunches(self._reactor, self._settings, records, parts, self._line())
             launcher = Launcher(
                 self._reactor,
                 self._settings,
@@ -276,12 +267,13 @@ class QemuProvider:
         self._watchers.append(ended)
 
     def container_providers(self) -> Sequence[str]:
-        return self._template.image.providers if self._template else ()
+        template = self._current.template
+        return template.image.providers if template else ()
 
     def status(self) -> Mapping[str, str]:
         states = [vm.state for vm in self._own_vms()]
-        network, reason = str(self._pod_network), self._accelerator_reason
-        return describe(self._settings, self._command_line, reason, self._template, network, states)
+        network, current = str(self._pod_network), self._current
+        return describe(self._settings, current.line, current.reason, current.template, network, states)
 
     # ---- IReachesAgents
 
@@ -364,7 +356,7 @@ class QemuProvider:
             self._parts.placement,
             self._disks,
             self._ram,
-            lambda: self._intact_template(lambda message: _log.info("{message}", message=message)),
+            self._intact_template,
             self._line,
             self._keeper.none_of,
             of_sleepers.unchanged,
@@ -374,10 +366,6 @@ class QemuProvider:
         )
         seconds = self._settings.launch_timeout
         return SleepCalls(reactor, node, self._find_to_change, self._tokens_in_work, seconds)
-
-    def _line(self) -> CommandLine:
-        assert self._command_line is not None
-        return self._command_line
 
     async def _could_not_wake(self, vm: Vm) -> None:
         if self._launcher is not None:
@@ -410,17 +398,16 @@ class QemuProvider:
     # ---- IBoundsStarts, IResizesVms, IPlacesVms, IPinsVms
 
     def starts_at_once(self) -> int:
-        line = self._command_line
+        line = self._current.line
         return self._settings.starts_at_once if line is not None and line.accelerator == "tcg" else 0
 
     @deferred
     async def resize(self, instance_id: str, size: Size, guest: IGuest | None = None) -> Size:
         self._started()
-        assert self._command_line is not None
         vm = self._find(instance_id)
         if vm.record.guest is not None:
             raise FailedPrecondition("a VM that boots an image keeps the size with which it was made")
-        return await self._to_the_end(self._resizer.resize(vm, size, self._command_line, guest))
+        return await self._to_the_end(self._resizer.resize(vm, size, self._line(), guest))
 
     @deferred
     async def place(self, instance_id: str, cgroup_parent: str, size: Size) -> None:
@@ -438,31 +425,6 @@ class QemuProvider:
             return await change(self._find(instance_id))
 
     # ---- Starting
-
-    async def _find_qemu(self, user: QemuUser, progress: Progress) -> None:
-        settings, image = self._settings, images.current(self._settings.image_dir)
-        known = self._paths.kvm(settings.template_dir)
-        command_line, self._accelerator_reason = await start_checks.find_qemu(
-            self._reactor, settings, user, image.kernel, known
-        )
-        progress(f"QEMU uses {command_line.accelerator}: {self._accelerator_reason}")
-        self._command_line = command_line
-        await self._preloaded.gather(image, progress)
-        if self._preloaded.archive is not None:
-            self._command_line = attrs.evolve(command_line, preload=self._preloaded.archive.key)
-
-    async def _intact_template(self, progress: Progress) -> Template:
-        """Return the template, made again if its files were changed."""
-        if self._template is not None and self._template.intact():
-            return self._template
-        assert self._maker is not None
-        assert self._command_line is not None
-        async with self._template_lock:
-            image = images.current(self._settings.image_dir)
-            archive = self._preloaded.archive
-            path = archive.path if archive else None
-            self._template = await self._maker.get(self._command_line, image, progress, path)
-            return self._template
 
     async def _saved_records(self) -> Sequence[VmRecord]:
         return await run_in_thread(self._reactor, self._records.read)
@@ -523,7 +485,14 @@ class QemuProvider:
 
     async def _ready_template(self) -> Template:
         self._started()
-        return await self._intact_template(lambda message: _log.info("{message}", message=message))
+        return await self._intact_template()
+
+    async def _intact_template(self) -> Template:
+        return await self._current.intact(lambda message: _log.info("{message}", message=message))
+
+    def _line(self) -> CommandLine:
+        assert self._current.line is not None
+        return self._current.line
 
     def _giving_root(self, spec: InstanceSpec) -> AbstractAsyncContextManager[None]:
         boot = spec.request.boot

@@ -35,7 +35,7 @@ class KeptLaunchCase(StandInCase):
         :param more: fields of what the VM had."""
         provider: Any = await self.started()
         self.assertTrue(IStartsKeptVms.providedBy(provider))
-        template: Template = provider._template
+        template: Template = provider._current.template
         hardware = Hardware(
             "7.2.0",
             "tcg",
@@ -176,7 +176,7 @@ class KeptLaunchTests(KeptLaunchCase, TestCase):
 
     async def test_another_template_is_refused_before_anything_is_made(self) -> None:
         provider, directory = await self.begun()
-        template: Template = provider._template
+        template: Template = provider._current.template
         spec = self.spec_from(directory)
         first = await self.within(provider.launch(spec))
         template.seal(template.directory)

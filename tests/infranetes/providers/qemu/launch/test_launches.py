@@ -80,9 +80,9 @@ class QemuLaunchTests(StandInCase, QemuLaunches, TestCase):
         self.assertEqual(provider.starts_at_once(), 0)
         await self.within(provider.start(lambda words: None), self.start_timeout)
         self.assertEqual(provider.starts_at_once(), 3)
-        line = provider._command_line
+        line = provider._current.line
         assert line is not None
-        provider._command_line = attrs.evolve(line, accelerator="kvm")
+        provider._current.line = attrs.evolve(line, accelerator="kvm")
         self.assertEqual(provider.starts_at_once(), 0)
 
     async def test_each_vm_has_a_user_of_its_own_and_no_right(self) -> None:
