@@ -41,7 +41,8 @@ class Limits:
     max_header_list: int = attrs.field(default=16 * KIB, validator=attrs.validators.ge(1024))
     #: The most bytes of output that may queue up for a peer that sends requests without reading the answers.
     max_unread_output: int = attrs.field(default=1 * MIB, validator=attrs.validators.ge(KIB))
-    #: The connections that a server has at once. To one more, the oldest gives way that has sent no SETTINGS.
+    #: The connections that a server has at once. To one more, the oldest gives way of those that have sent no
+    #: SETTINGS, else of those that have begun no call, else that wait for no method, else that don't read.
     max_connections: int = attrs.field(default=1024, validator=attrs.validators.ge(1))
     #: Seconds from the making of the connection until the peer's SETTINGS arrive.
     handshake_timeout: float = attrs.field(default=20.0, validator=attrs.validators.gt(0))

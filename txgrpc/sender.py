@@ -61,6 +61,11 @@ class Sender:
         self.pump()
         return chunk.sent
 
+    @property
+    def waiting(self) -> int:
+        """The streams whose data waits for the peer."""
+        return len(self._blocked)
+
     def forget(self, stream: Stream) -> None:
         """Forget a stream that is over."""
         self._blocked.pop(stream.id, None)

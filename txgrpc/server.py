@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -141,14 +142,14 @@ class Server:
     def make_room(self) -> bool:
         """Return whether there is room for one more connection, if need be after the end of one.
 
-        The oldest ends that has not sent its SETTINGS yet, as real clients do at once."""
+        The first that does without is the one with the lowest `worth`, and of several the oldest."""
         if len(self.connections) < self.limits.max_connections:
             return True
-        oldest = next((each for each in self.connections if each.phase is Phase.HANDSHAKE), None)
-        if oldest is None:
+        least = min(self.connections, key=ServerConnection.worth)
+        if least.worth() is Worth.WORKS:
             return False
-        del self.connections[oldest]
-        oldest.abort("the server has too many connections")
+        del self.connections[least]
+        least.abort("the server has too many connections")
         return True
 
     def disconnected(self, connection: ServerConnection) -> None:
@@ -164,6 +165,16 @@ class Server:
 
 def _failure(error: BaseException) -> Failure:
     return Failure(error, type(error), error.__traceback__)
+
+
+class Worth(enum.IntEnum):
+    """What would be lost with a client's connection."""
+
+    NOTHING = 0  # it has sent no SETTINGS yet, as real clients do at once; or it is closing
+    SETTINGS = 1  # no more: it has not begun a call
+    IDLE = 2  # no method runs for it, at most it is sending requests
+    UNREAD = 3  # all methods that run for it wait until it reads
+    WORKS = 4
 
 
 @implementer(IProtocolNegotiationFactory)
@@ -193,6 +204,16 @@ class ServerConnection(Connection):
         self.peer_certificate: X509 | None = None
         self.running = 0  # running methods, including those of cancelled calls
         self._last_stream_id = LAST_STREAM_ID
+
+    def worth(self) -> Worth:
+        """Return what would be lost with it."""
+        if self.closed or self.phase is Phase.HANDSHAKE:
+            return Worth.NOTHING
+        if not self.h2.highest_inbound_stream_id:
+            return Worth.SETTINGS
+        if not self.running:
+            return Worth.IDLE
+        return Worth.UNREAD if self.sender.waiting >= self.running else Worth.WORKS
 
     def connectionMade(self) -> None:
         self.server.connections[self] = None

@@ -23,6 +23,7 @@ from infranetes.control.kept import KeptCalls
 from infranetes.control.metrics import MetricsCalls
 from infranetes.control.policies import PolicyCalls
 from infranetes.control.screens import ScreenCalls
+from infranetes.control.server import control_server
 from infranetes.control.service import ControlService
 from infranetes.control.services import ServiceCalls
 from infranetes.control.sizes import SizeCalls
@@ -482,7 +483,7 @@ class Daemon(OrderedServices):
             settings,
             figures,
         )
-        server = Server(self._reactor, [calls], translate_error=errors.to_grpc)
+        server = control_server(self._reactor, calls)
         path, drain = self._config.control_socket, self._config.times.shutdown
 
         def stop() -> None:

@@ -7,17 +7,83 @@ from typing import Any
 
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
+from h2.settings import SettingCodes, Settings
 from twisted.internet.error import ConnectionLost
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 from twisted.python.failure import Failure
 
-from tests.txgrpc.demo import DemoStub, Note
+from tests.txgrpc.demo import DEMO, Demo, DemoStub, Note
 from tests.txgrpc.memory_case import MemoryCase, start
 from tests.txgrpc.support import drain_iterator
-from txgrpc import Channel, Code, Disconnected, GrpcError, Limits, Server
+from tests.txgrpc.test_hostile import HEADERS
+from txgrpc import Channel, Code, Disconnected, GrpcError, Limits, Server, Service
+from txgrpc.framing import frame
 from txgrpc.http2 import LAST_STREAM_ID, goaway
 from txgrpc.server import _DRAIN_PING
+
+ECHO, WAIT, COUNT = (f"/txgrpc.demo.Demo/{name}" for name in ("Echo", "Wait", "Count"))
+
+
+class CrowdTests(MemoryCase):
+    """More clients than a server has connections for."""
+
+    def setUp(self) -> None:
+        self.server = Server(Clock(), [Service(DEMO, Demo(Clock()))], limits=Limits(max_connections=3))
+
+    def client(self, *calls: str, **how: Any) -> StringTransport:  # Any: as `begin` has them
+        """Connect, and begin these calls."""
+        return self.begin(self.server.factory.buildProtocol(None), *calls, **how)
+
+    def begin(
+        self, connection: Any, *calls: str, begin: bool = True, window: int = 65535, whole: bool = True
+    ) -> StringTransport:
+        """Begin these calls. :param whole: whether their requests have an end. Any: Twisted's IProtocol."""
+        transport = StringTransport()
+        connection.makeConnection(transport)
+        if begin:
+            client = H2Connection()
+            client.local_settings = Settings(initial_values={SettingCodes.INITIAL_WINDOW_SIZE: window})
+            client.initiate_connection()
+            for id, call in enumerate(calls):
+                fields = {**dict(HEADERS), ":path": call}
+                client.send_headers(2 * id + 1, list(fields.items()))
+                request = frame(Note(number=1000).SerializeToString())
+                client.send_data(2 * id + 1, request, end_stream=whole)
+            connection.dataReceived(client.data_to_send())
+        return transport
+
+    def crowd(self, *clients: StringTransport) -> list[int]:
+        """Connect as many more. Return which of them gave way, one after the other."""
+        order: list[int] = []
+        while len(order) < len(clients) and (connection := self.server.factory.buildProtocol(None)):
+            order += [
+                place for place, each in enumerate(clients) if each.disconnecting and place not in order
+            ]
+            self.begin(connection, WAIT)
+        return order
+
+    def test_the_oldest_that_has_not_begun_gives_way(self) -> None:
+        self.assertEqual(
+            self.crowd(self.client(), self.client(begin=False), self.client(begin=False)), [1, 2, 0]
+        )
+
+    def test_who_has_begun_no_call_gives_way_to_others(self) -> None:
+        self.assertEqual(self.crowd(self.client(ECHO), self.client(), self.client()), [1, 2, 0])
+
+    def test_who_waits_for_nothing_gives_way(self) -> None:
+        """Be it that all is answered, or that the request has no end."""
+        slow = self.client(ECHO, WAIT, whole=False)
+        self.assertEqual(self.crowd(self.client(WAIT), slow, self.client(ECHO)), [1, 2])
+
+    def test_who_does_not_read_gives_way_last(self) -> None:
+        unread = self.client(COUNT, ECHO, window=0)
+        self.assertEqual(self.crowd(unread, self.client(WAIT), self.client(ECHO)), [2, 0])
+
+    def test_whose_methods_work_gives_way_to_nobody(self) -> None:
+        for _ in range(3):
+            self.client(WAIT, ECHO, window=0)
+        self.assertIsNone(self.server.factory.buildProtocol(None))
 
 
 class KeepaliveTests(MemoryCase):
@@ -71,28 +137,6 @@ class KeepaliveTests(MemoryCase):
         world.wire.stalled.add(world.wire.client)
         world.wait(30)
         self.assertEqual(bytes(world.wire.client.unsent), b"")
-
-    def test_beyond_the_limit_the_oldest_that_has_not_begun_gives_way(self) -> None:
-        server = Server(Clock(), [], limits=Limits(max_connections=3))
-
-        def connect(*, begin: bool) -> StringTransport:
-            connection, transport = server.factory.buildProtocol(None), StringTransport()
-            assert connection is not None
-            connection.makeConnection(transport)
-            if begin:
-                client = H2Connection()
-                client.initiate_connection()
-                connection.dataReceived(client.data_to_send())
-            return transport
-
-        begun, oldest, second = (connect(begin=begin) for begin in (True, False, False))
-        newest = connect(begin=True)
-        self.assertEqual(
-            [each.disconnecting for each in (begun, oldest, second, newest)], [False, True, False, False]
-        )
-        connect(begin=True)
-        self.assertTrue(second.disconnecting)
-        self.assertIsNone(server.factory.buildProtocol(None), "those that have begun give way to nobody")
 
     def test_peer_that_never_begins(self) -> None:
         """A connection without HTTP/2's first bytes is closed."""
