@@ -17,6 +17,7 @@ import attrs
 
 from infranetes.providers import machine_annotations
 from infranetes.providers.annotation_rows import PREFIX, Annotation, boolean, fields, matching
+from infranetes.providers.confidential import Confidential
 from infranetes.providers.tenants import ANNOTATION
 from infranetes_common import bounded_json
 from infranetes_common.errors import InvalidArgument
@@ -41,6 +42,7 @@ class Wishes:
     spot: bool = False
     spot_fallback: bool = False
     spot_max_price: float | None = None
+    confidential: Confidential | None = None
     region: str = ""
     subnet: str = ""
     security_groups: tuple[str, ...] = ()
@@ -153,6 +155,7 @@ SLEEP_AFTER = Annotation("sleep-after", "", _idle_seconds, "a number of seconds 
 SLEEP_PROBES = Annotation("sleep-probes", "", _seconds, "a number of seconds up to 86400")
 BEFORE_KEEP = Annotation("before-keep", "", _hooks, _HOOK_WORDS)
 AFTER_CLONE = Annotation("after-clone", "", _hooks, _HOOK_WORDS)
+CONFIDENTIAL = Annotation("confidential", "confidential", Confidential, "sev-snp or tdx")
 SERVICE_PROXY = Annotation("service-proxy", "", boolean, "true or false", ("infranetes.startproxy",))
 TABLE = (
     Annotation("image", "image", matching(_WORD), "a machine image's id", ("infranetes.aws.image",)),
@@ -169,6 +172,7 @@ TABLE = (
     Annotation("spot", "spot", boolean, "true or false"),
     Annotation("spot-fallback", "spot_fallback", boolean, "true or false"),
     Annotation("spot-max-price", "spot_max_price", _price, "a price of an hour, such as 0.05"),
+    CONFIDENTIAL,
     Annotation(
         "region", "region", matching(r"[a-z0-9-]{1,32}"), "a region's name", ("infranetes.aws.region",)
     ),

@@ -46,7 +46,7 @@ from infranetes_common.errors import (
 )
 
 KEY, KIND = "infranetes-publication", "infranetes-kind"  # labels
-FEATURES = ("VIRTIO_SCSI_MULTIQUEUE", "GVNIC", "UEFI_COMPATIBLE")
+FEATURES = ("VIRTIO_SCSI_MULTIQUEUE", "GVNIC", "UEFI_COMPATIBLE", "SEV_SNP_CAPABLE")
 WAIT_SECONDS = 1800.0
 
 

@@ -16,6 +16,7 @@ import attrs
 
 from infranetes.providers.address_ranges import AddressRange
 from infranetes.providers.annotations import Wishes
+from infranetes.providers.confidential import Confidential
 from infranetes.providers.interface import InstanceState
 
 # The names of the tags on every VM, disk and address of ours. They are valid as tags, labels and attributes
@@ -101,6 +102,8 @@ class Offer:
     zones: tuple[str, ...] = ()  # the cloud's zones that offer it; empty: all, or the cloud does not tell
     priced_by: str = ""  # the source of the price, for people
     quota: str = ""  # the name of the limit that it shares with other sizes of its family; "": not known
+    confidential: tuple[Confidential, ...] = ()  # what its VMs can have
+    always_confidential: bool = False  # whether it makes no other VMs
 
 
 @attrs.frozen

@@ -160,7 +160,8 @@ class PublishTests(PublishCase):
         self.assertEqual(scan(imported).digests, self.publication.disk.digests)
         self.assertEqual((image["family"], image["architecture"]), ("infranetes-docker", "X86_64"))
         features = {each["type"] for each in image["guestOsFeatures"]}
-        self.assertEqual(features, {"GVNIC", "UEFI_COMPATIBLE", "VIRTIO_SCSI_MULTIQUEUE"})
+        expected = {"GVNIC", "SEV_SNP_CAPABLE", "UEFI_COMPATIBLE", "VIRTIO_SCSI_MULTIQUEUE"}
+        self.assertEqual(features, expected)
         self.assertEqual(self.storage.objects, {})
         self.assertEqual([path.name for path in self.disk.parent.iterdir()], ["disk.raw"])
         self.assertIn("100 %", "\n".join(self.reported))

@@ -29,7 +29,7 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.threads import deferToThread
 
 from infranetes.providers.cloud.interface import CLUSTER, SANDBOX, TOKEN
-from tests.support.clouds import agent_processes, aws_policy, ec2_model, moto, moto_answers
+from tests.support.clouds import agent_processes, aws_policy, ec2_model, ec2_types, moto, moto_answers
 from tests.support.clouds.ec2_buckets import Ec2Buckets
 from tests.support.clouds.ec2_endings import Ec2Endings
 from tests.support.clouds.ec2_images import Ec2Images
@@ -316,6 +316,8 @@ class SimulatedAws:
             return self.endings.stopping(parameters)
         if action == "GetConsoleOutput" and parameters["InstanceId"] in self.guests.consoles:
             return 200, moto_answers.console(self.guests.console(parameters["InstanceId"], None)[-65536:])
+        if action == "RunInstances" and (refused := ec2_types.refusal(parameters)):
+            return refused
         if action in ("StartInstances", "ModifyInstanceAttribute"):
             refused = self._refused_change(parameters)
             if refused is not None:

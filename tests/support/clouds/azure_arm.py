@@ -222,6 +222,13 @@ class Arm:
         if image not in {*self.images, *self.versions}:
             raise Refusal(404, "GalleryImageNotFound", f"The gallery image {image} is not available.")
         specialized = self.images[definition]["properties"]["osState"] == "Specialized"
+        wants = properties.get("securityProfile", {}).get("securityType") == "ConfidentialVM"
+        others = next(others for name, _, _, others, _ in SIZES if name == size)
+        features = self.images[definition]["properties"].get("features", ())
+        takes = any("Confidential" in each["value"] for each in features if each["name"] == "SecurityType")
+        encrypted = "securityProfile" in properties["storageProfile"]["osDisk"]["managedDisk"]
+        if wants is not ("ConfidentialComputingType" in others) or wants > takes or wants is not encrypted:
+            raise Refusal(400, "BadRequest", f"The VM size '{size}' is not supported for this security type.")
         if specialized is ("osProfile" in properties):
             raise Refusal(400, "InvalidParameter", "Parameter 'osProfile' is not allowed, or is missing.")
 

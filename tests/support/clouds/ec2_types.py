@@ -16,9 +16,11 @@ _SIZES = ("nano", "micro", "small", "medium", "large", "xlarge", "2xlarge")
 FEW = (
     *(f"{family}.{size}" for family in ("t3", "t3a", "t4g") for size in _SIZES),
     *(f"{family}.{size}" for family in ("m5", "c5", "r5") for size in _SIZES[4:]),
+    "m6a.large",
     "g4dn.xlarge",
     "x1e.xlarge",
 )
+_SEV_SNP = ("m6a", "c6a", "r6a")
 _CALLS = {
     "DescribeInstanceTypes": (b"instanceTypeSet", 100),
     "DescribeInstanceTypeOfferings": (b"instanceTypeOfferingSet", 1000),
@@ -79,6 +81,14 @@ class Ec2Types:
             few = {name.encode() for name in FEW}
             _items[key] = [each for each in items if self.every or _name(each) in few]
         return _items[key]
+
+
+def refusal(parameters: dict[str, str]) -> tuple[int, bytes] | None:
+    """Return EC2's answer to a launch whose type has not what it asks for; None: the type has it."""
+    kind = parameters.get("InstanceType", "")
+    if parameters.get("CpuOptions.AmdSevSnp") != "enabled" or kind.partition(".")[0] in _SEV_SNP:
+        return None
+    return 400, error("InvalidParameterCombination", f"The instance type {kind} does not support AMD SEV-SNP")
 
 
 def _name(item: bytes) -> bytes:

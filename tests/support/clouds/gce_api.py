@@ -33,6 +33,9 @@ TYPES = (
     ("e2-standard-4", 4, 16384, 0),
     ("e2-standard-8!", 8, 32768, 0),
     ("n2-standard-2", 2, 8192, 0),
+    ("n2d-standard-2", 2, 8192, 0),
+    ("c3-standard-4", 4, 16384, 0),
+    ("c3-standard-4-lssd", 4, 16384, 0),
     ("g2-standard-4", 4, 16384, 1),
     ("t2a-standard-1", 1, 4096, 0),
 )
@@ -260,6 +263,7 @@ class Gce:
             "disks": int(body["disks"][0]["initializeParams"].get("diskSizeGb", "10")) < 10,
             "tags": not all(NAME.fullmatch(each) for each in body["tags"].get("items", [])),
         }
+        wrong["confidentialInstanceConfig"] = self._is_wrongly_confidential(kind, source, body)
         if wrong.pop("image"):
             field = "resource.disks[0].initializeParams.sourceImage"
             words = "The referenced image resource cannot be found."
@@ -267,6 +271,22 @@ class Gce:
         for field, is_wrong in wrong.items():
             if is_wrong:
                 raise Refusal(400, "invalid", f"Invalid value for field 'resource.{field}'")
+
+    def _is_wrongly_confidential(self, kind: str, source: str, body: Json) -> bool:
+        """Whether Google refuses a confidential VM for its type, its platform, its image, or as it would move
+        to other hosts."""
+        technology = body.get("confidentialInstanceConfig", {}).get("confidentialInstanceType")
+        if technology is None:
+            return False
+        family, platform = {"SEV_SNP": ("n2d-", "AMD Milan"), "TDX": ("c3-standard-", None)}[technology]
+        features = self.images.get(source.rpartition("/")[2], {}).get("guestOsFeatures", ())
+        return (
+            not kind.startswith(family)
+            or kind.endswith("-lssd")
+            or body.get("minCpuPlatform") != platform
+            or f"{technology}_CAPABLE" not in [each["type"] for each in features]
+            or body["scheduling"]["onHostMaintenance"] != "TERMINATE"
+        )
 
     def _instance(self, zone: str, body: Json) -> Json:
         taken = {one["networkInterfaces"][0].get("networkIP") for one in self.instances.values()}

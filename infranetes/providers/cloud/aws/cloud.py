@@ -37,6 +37,7 @@ from infranetes.providers.cloud.interface import (
     Rate,
 )
 from infranetes.providers.cloud.offers.book import OfferBook
+from infranetes.providers.confidential import Confidential
 from infranetes.providers.interface import InstanceState, ProviderContext
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 
@@ -115,6 +116,10 @@ class AwsCloud:
             raise InvalidArgument(
                 f"annotation {PREFIX}elastic-address: {wishes.elastic_address!r}: "
                 'expected "new" or eipalloc-…'
+            )
+        if wishes.confidential not in (None, Confidential.SEV_SNP):
+            raise InvalidArgument(
+                f"annotation {PREFIX}confidential: {wishes.confidential.value!r}: EC2 has sev-snp alone"
             )
 
     def zones(self, wishes: Wishes, within: str = "") -> Sequence[str]:

@@ -30,6 +30,8 @@ def launch_parameters(settings: Settings, request: LaunchRequest) -> dict[str, s
         found["InstanceMarketOptions.MarketType"] = "spot"
         if wishes.spot_max_price is not None:
             found["InstanceMarketOptions.SpotOptions.MaxPrice"] = str(wishes.spot_max_price)
+    if wishes.confidential is not None:
+        found["CpuOptions.AmdSevSnp"] = "enabled"
     for number, kind in enumerate(tagged, start=2):  # number 1 is libcloud's tags of the instance
         found |= tag_parameters(kind, request.tags, number)
     return found

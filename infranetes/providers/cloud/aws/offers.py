@@ -14,6 +14,7 @@ from infranetes.providers.cloud.aws.quotas import quota_of
 from infranetes.providers.cloud.aws.settings import Settings
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, Offer
 from infranetes.providers.cloud.offers.book import MAX_OFFERS, Sources
+from infranetes.providers.confidential import Confidential
 
 _PAGE = "100"  # how many types EC2 describes at most in one page
 _OFFERINGS_PAGE = "1000"
@@ -90,6 +91,7 @@ def offer_of(described: Element, zones: Mapping[str, Sequence[str]]) -> Offer | 
         gpus = sum(int(text(gpu, "count") or 0) for gpu in items(described, "gpuInfo/gpus/item"))
     except ValueError:
         return None
+    features = {feature.text for feature in items(described, "processorInfo/supportedFeatures/item")}
     burstable = text(described, "burstablePerformanceSupported") == "true"
     return Offer(
         name=name,
@@ -100,4 +102,5 @@ def offer_of(described: Element, zones: Mapping[str, Sequence[str]]) -> Offer | 
         architecture=architecture,
         zones=tuple(sorted(zones[name])),
         quota=quota_of(name),
+        confidential=(Confidential.SEV_SNP,) if "amd-sev-snp" in features else (),
     )

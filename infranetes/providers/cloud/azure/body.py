@@ -83,6 +83,7 @@ def vm(settings: Settings, group: Group, request: LaunchRequest, name: str) -> M
         **({"userData": user_data(request.identity)} if request.identity else {}),
         "diagnosticsProfile": {"bootDiagnostics": {"enabled": True}},
         **_priority(request),
+        **_security(request),
     }
     body: dict[str, object] = {
         "location": settings.location,
@@ -100,12 +101,15 @@ def vm(settings: Settings, group: Group, request: LaunchRequest, name: str) -> M
 
 def _disk(settings: Settings, request: LaunchRequest, name: str) -> Mapping[str, object]:
     """Return the boot disk. Azure gives it the VM's tags."""
+    managed: dict[str, object] = {"storageAccountType": settings.disk_type}
+    if request.wishes.confidential is not None:
+        managed["securityProfile"] = {"securityEncryptionType": "VMGuestStateOnly"}
     disk: dict[str, object] = {
         "name": name,
         "createOption": "FromImage",
         "deleteOption": "Delete",
         "caching": "ReadWrite",
-        "managedDisk": {"storageAccountType": settings.disk_type},
+        "managedDisk": managed,
     }
     if settings.disk_gib and not request.image:
         disk["diskSizeGB"] = settings.disk_gib
@@ -122,6 +126,19 @@ def _priority(request: LaunchRequest) -> Mapping[str, object]:
         "priority": "Spot",
         "evictionPolicy": "Deallocate",
         "billingProfile": {"maxPrice": _ANY_PRICE if price is None else price},
+    }
+
+
+def _security(request: LaunchRequest) -> Mapping[str, object]:
+    """Return the options of a confidential VM. By which technology, its size says. Without Secure Boot its
+    own disk could be anything that the host puts there."""
+    if request.wishes.confidential is None:
+        return {}
+    return {
+        "securityProfile": {
+            "securityType": "ConfidentialVM",
+            "uefiSettings": {"secureBootEnabled": True, "vTpmEnabled": True},
+        }
     }
 
 

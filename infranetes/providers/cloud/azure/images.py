@@ -12,12 +12,21 @@ from infranetes.providers.cloud.azure.resources import Image, Version
 from infranetes.providers.cloud.interface import CloudError, ErrorKind, MachineImage
 from infranetes_common.errors import FailedPrecondition
 
+# Values of the feature SecurityType of an image's definition.
+_CONFIDENTIAL = ("confidentialvm", "confidentialvmsupported", "trustedlaunchandconfidentialvmsupported")
 OURS, NAME, VERSION = "infranetes", "infranetes-image-name", "infranetes-image-version"
 
 
 def architecture_of(image: Image) -> str:
     """Return an image's architecture. Older images have none: they are for x86-64."""
     return "arm64" if image["properties"].get("architecture") == "Arm64" else "x86_64"
+
+
+def takes_confidential(image: Image) -> bool:
+    """Return whether an image's definition says that confidential VMs can be made of it."""
+    features = image["properties"].get("features") or ()
+    said = next((each["value"] for each in features if each["name"] == "SecurityType"), "")
+    return said.lower() in _CONFIDENTIAL
 
 
 def check(image: Image, where: str) -> None:

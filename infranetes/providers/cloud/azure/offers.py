@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from infranetes.providers.cloud.azure.driver import Driver
+from infranetes.providers.cloud.azure.images import takes_confidential
 from infranetes.providers.cloud.azure.names import Group, definition_of
 from infranetes.providers.cloud.azure.prices import RetailPrices
 from infranetes.providers.cloud.azure.settings import Settings
@@ -42,6 +43,7 @@ class AzureOffers:
             image["properties"].get("hyperVGeneration") or "V1",
             premium=settings.disk_type.startswith("Premium"),
             zonal=bool(settings.zones),
+            confidential=takes_confidential(image),
         )
         return offers(driver.skus(settings.location), requirements)
 

@@ -105,9 +105,17 @@ class Disk(Tagged, total=False):
     managedBy: str | None
 
 
+class ImageFeature(TypedDict):
+    """A feature of an image."""
+
+    name: str
+    value: str
+
+
 class ImageProperties(TypedDict, total=False):
     """The properties that all versions of an image share."""
 
+    features: Sequence[ImageFeature]
     osState: str
     architecture: str
     hyperVGeneration: str

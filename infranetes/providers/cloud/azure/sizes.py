@@ -6,12 +6,13 @@ Azure gives no prices there: see `prices`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import attrs
 
 from infranetes.providers.cloud.azure.resources import Sku
 from infranetes.providers.cloud.interface import Offer
+from infranetes.providers.confidential import Confidential
 
 # The share of each vCPU that burstable sizes may use for good (source: Virtual Machines, "B family sizes").
 # Azure's API tells only how many vCPUs a size has.
@@ -29,6 +30,7 @@ _BASELINES = {
 }
 # Shares of B…ts_v2, B…ls_v2 and all others of the second version.
 _SMALL_V2, _NEXT_V2, _LARGE_V2 = 0.2, 0.3, 0.4
+_CONFIDENTIAL = {"SNP": Confidential.SEV_SNP, "TDX": Confidential.TDX}
 _GIB = 1 << 30
 
 
@@ -36,12 +38,14 @@ _GIB = 1 << 30
 class Requirements:
     """The requirements on sizes.
 
-    :ivar generation: of the image's boot, `V1` or `V2`. :ivar zonal: whether VMs are put into zones."""
+    :ivar generation: of the image's boot, `V1` or `V2`. :ivar zonal: whether VMs are put into zones.
+    :ivar confidential: whether the image can be that of a confidential VM."""
 
     location: str
     generation: str
     premium: bool
     zonal: bool
+    confidential: bool = False
 
 
 def zone_name(location: str, number: str) -> str:
@@ -85,17 +89,24 @@ def _offer(sku: Sku, requirements: Requirements) -> Offer | None:
         if requirements.zonal
         else (),
         quota=sku.get("family") or "",
+        confidential=tuple(each for name, each in _CONFIDENTIAL.items() if name == _technology(has)),
+        always_confidential=bool(_technology(has)),
     )
 
 
-def _is_usable(has: dict[str, str], requirements: Requirements) -> bool:
+def _technology(has: Mapping[str, str]) -> str:
+    """Return what all VMs of a size have; "": none."""
+    return has.get("ConfidentialComputingType") or ""
+
+
+def _is_usable(has: Mapping[str, str], requirements: Requirements) -> bool:
     """Return whether VMs of a size boot the image as it is, with the disk that they get."""
     return (
         "vCPUs" in has
         and "MemoryGB" in has
         and requirements.generation in _several(has.get("HyperVGenerations") or "V1")
         and "SCSI" in _several(has.get("DiskControllerTypes") or "SCSI")
-        and not has.get("ConfidentialComputingType")  # such VMs need an image of their own
+        and (requirements.confidential or not _technology(has))
         and (not requirements.premium or has.get("PremiumIO") == "True")
     )
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from infranetes.providers.annotations import Wishes
 from infranetes.providers.cloud.gcp.names import image_path, labels, name_of, region_of
 from infranetes.providers.cloud.gcp.settings import Settings
 from infranetes.providers.cloud.interface import LaunchRequest
+from infranetes.providers.confidential import Confidential
 
 IDENTITY = "infranetes-identity"  # the attribute where the agent finds its identity
 USER_DATA = "user-data"  # where cloud-init looks
@@ -28,12 +30,13 @@ def instance(
     key = USER_DATA if request.agentless else IDENTITY
     return {
         **_shielded(settings),
+        **_confidential(wishes.confidential),
         "name": name_of(request.token, request.number),
         "machineType": f"zones/{zone}/machineTypes/{request.size}",
         "labels": labels(request.tags),
         "disks": [_disk(settings, request, gib)],
         "networkInterfaces": [_interface(settings, request, address)],
-        "scheduling": _scheduling(wishes.spot, gpus),
+        "scheduling": _scheduling(wishes, gpus),
         "serviceAccounts": [{"email": account, "scopes": [_PODS_SCOPE]}] if account else [],
         "tags": {"items": tags},
         "metadata": {
@@ -54,6 +57,19 @@ def _shielded(settings: Settings) -> Mapping[str, object]:
     }
     usual = {"enableSecureBoot": False, "enableVtpm": True, "enableIntegrityMonitoring": True}
     return {"shieldedInstanceConfig": wanted} if wanted != usual else {}
+
+
+def _confidential(technology: Confidential | None) -> Mapping[str, object]:
+    """Return the options of a confidential VM (source: Confidential VM, "Create an instance"): SEV-SNP is had
+    of one platform of a family that has two."""
+    if technology is None:
+        return {}
+    kind = technology.value.upper().replace("-", "_")
+    platform = {"minCpuPlatform": "AMD Milan"} if technology is Confidential.SEV_SNP else {}
+    return {
+        **platform,
+        "confidentialInstanceConfig": {"enableConfidentialCompute": True, "confidentialInstanceType": kind},
+    }
 
 
 def _disk(settings: Settings, request: LaunchRequest, gib: int) -> Mapping[str, object]:
@@ -96,13 +112,14 @@ def _interface(settings: Settings, request: LaunchRequest, address: str) -> Mapp
     return interface
 
 
-def _scheduling(spot: bool, gpus: int) -> Mapping[str, object]:
+def _scheduling(wishes: Wishes, gpus: int) -> Mapping[str, object]:
     """Never restart a VM that has ended, as Kubernetes replaces the pod. Stop a preempted spot VM rather than
-    delete it, so that its end can be seen."""
+    delete it, so that its end can be seen. Spot VMs, GPUs and encrypted memory can't move to other hosts."""
+    fixed = wishes.spot or gpus or wishes.confidential
     scheduling: dict[str, object] = {
         "automaticRestart": False,
-        "onHostMaintenance": "TERMINATE" if spot or gpus else "MIGRATE",
+        "onHostMaintenance": "TERMINATE" if fixed else "MIGRATE",
     }
-    if spot:
+    if wishes.spot:
         scheduling.update(provisioningModel="SPOT", instanceTerminationAction="STOP")
     return scheduling

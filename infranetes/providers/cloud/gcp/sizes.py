@@ -12,6 +12,7 @@ from libcloud.pricing import get_pricing
 from infranetes.providers.cloud.gcp.driver import Driver
 from infranetes.providers.cloud.gcp.libcloud_types import MachineType
 from infranetes.providers.cloud.interface import Offer
+from infranetes.providers.confidential import Confidential
 
 # The share of a CPU that types that claim two CPUs can sustain (source: Compute Engine, "E2 shared-core
 # machine types"). libcloud prices them as if they had two.
@@ -19,6 +20,9 @@ _SHARED = {"e2-micro": 0.25, "e2-small": 0.5, "e2-medium": 1.0, "f1-micro": 0.2,
 # The families whose CPUs the quota CPUS counts; every other family has a quota of its own, such as N2_CPUS
 # (source: Compute Engine, "Allocation quotas").
 _FIRST_FAMILIES = ("e2", "f1", "g1", "n1")
+# Compute Engine does not tell which types can be confidential (source: Confidential VM, "Supported
+# configurations").
+_CONFIDENTIAL = {"n2d": Confidential.SEV_SNP, "c3-standard": Confidential.TDX}
 _ARM = ("t2a-", "c4a-", "n4a-", "a4x-")
 
 
@@ -53,7 +57,15 @@ def offer(machine_type: MachineType) -> Offer:
         architecture="arm64" if arm else "x86_64",
         shared_cpus=int(shown) if name in _SHARED else 0,
         quota=_quota(name),
+        confidential=_confidential(name),
     )
+
+
+def _confidential(name: str) -> tuple[Confidential, ...]:
+    """Return what VMs of a machine type can have. Local SSDs rule it out."""
+    if name.endswith("-lssd"):
+        return ()
+    return tuple(each for prefix, each in _CONFIDENTIAL.items() if name.startswith(f"{prefix}-"))
 
 
 def _quota(name: str) -> str:

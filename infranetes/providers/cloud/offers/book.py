@@ -31,7 +31,7 @@ from infranetes_common.concurrency import replace_file
 
 MAX_OFFERS = 10_000
 _MAX_BYTES = 16 << 20
-_FORMAT = 1
+_FORMAT = 2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MOST_CPUS, _MOST_MEMORY, _MOST_PRICE = 100_000, 1 << 50, 1e6
 
@@ -150,7 +150,7 @@ class OfferBook(Generic[D]):
         self._merge()
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(self._path, json.dumps(attrs.asdict(self.answer)))
+            replace_file(self._path, json.dumps(cattrs.unstructure(self.answer)))
         except OSError as error:
             return f"{self._path} can't be written: {error.strerror}"
         return ""

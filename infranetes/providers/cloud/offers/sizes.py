@@ -10,6 +10,7 @@ import attrs
 
 from infranetes.providers.annotations import PREFIX, Wishes
 from infranetes.providers.cloud.interface import Offer
+from infranetes.providers.confidential import Confidential
 from infranetes.providers.interface import Size
 from infranetes_common.errors import InvalidArgument
 
@@ -29,6 +30,7 @@ class Need:
     architecture: str
     allowed: tuple[str, ...] = ()
     name: str = ""
+    confidential: Confidential | None = None
 
 
 def need_of(
@@ -56,6 +58,7 @@ def need_of(
         architecture=architecture,
         allowed=tuple(allowed),
         name=wishes.instance_type,
+        confidential=wishes.confidential,
     )
 
 
@@ -63,8 +66,14 @@ def why_not(offer: Offer, need: Need) -> str:
     """Return why this size of VM can't be the pod's, for people; "": it can."""
     if not _is_allowed(offer, need):
         return "the configuration's sizes do not allow it"
+    if need.name and offer.name != need.name:
+        return "the pod names another one"
+    if need.confidential is not None and need.confidential not in offer.confidential:
+        return f"its VMs can't be confidential by {need.confidential.value}"
+    if offer.always_confidential and need.confidential is None:
+        return "its VMs are confidential, which is not asked for"
     if need.name:
-        return "" if offer.name == need.name else "the pod names another one"
+        return ""
     if offer.architecture != need.architecture:
         return f"it is {offer.architecture}, and the image {need.architecture}"
     if need.gpus and offer.gpus < need.gpus:
@@ -86,14 +95,15 @@ def choose(offers: Sequence[Offer], need: Need) -> list[Offer]:
     """
     fitting = [offer for offer in offers if not why_not(offer, need)]
     if not fitting and need.name:
-        raise InvalidArgument(_refusal(offers, need.name))
+        raise InvalidArgument(_refusal(offers, need))
     if not fitting:
         gpus = f", {need.gpus} GPUs" if need.gpus else ""
+        confidential = f", confidential by {need.confidential.value}," if need.confidential else ""
         permitted = sum(_is_allowed(offer, need) for offer in offers)
         raise InvalidArgument(
             f"no size has {need.cpu_millis} millicores, {need.memory_bytes >> 20} MiB of memory (with the "
-            f"guest's own){gpus} for {need.architecture} among the {permitted} that the configuration "
-            "allows; ask for less, or allow more sizes"
+            f"guest's own){gpus}{confidential} for {need.architecture} among the {permitted} that the "
+            "configuration allows; ask for less, or allow more sizes"
         )
     return cheapest_first(fitting, offers)
 
@@ -135,8 +145,7 @@ def _family(offer: Offer) -> str:
     return offer.name.rpartition(".")[0] or offer.name.rpartition("-")[0]
 
 
-def _refusal(offers: Sequence[Offer], name: str) -> str:
-    where = f"annotation {PREFIX}instance-type: {name!r}"
-    if any(offer.name == name for offer in offers):
-        return f"{where}: the configuration's sizes do not allow it"
-    return f"{where}: the cloud's list has no such type"
+def _refusal(offers: Sequence[Offer], need: Need) -> str:
+    where = f"annotation {PREFIX}instance-type: {need.name!r}"
+    named = next((offer for offer in offers if offer.name == need.name), None)
+    return f"{where}: {why_not(named, need) if named else 'the cloud has no such type'}"

@@ -47,6 +47,7 @@ from infranetes_common.identity import Network, decode, encode
 _NOT_OFFERED = {
     "spot": "vSphere has no spot VMs",
     "spot_max_price": "vSphere has no prices",
+    "confidential": "this provider gives pods no confidential VMs",
     "gpus": "this provider gives pods no GPUs",
     "region": "a vCenter has no regions",
     "security_groups": "vSphere has none; the port group's switch may filter",

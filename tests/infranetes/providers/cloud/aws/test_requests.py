@@ -270,6 +270,16 @@ class LaunchTests(AwsCase, TestCase):
             self.world.faults.clear()
         self.assertEqual(len(self.world.instances()), 2)
 
+    async def test_a_confidential_vm_is_of_a_type_that_can_be_one(self) -> None:
+        self.settings["sizes"] = ["t3.*", "m6a.*"]
+        provider = await self.started()
+        asked = {"infranetes.io/confidential": "sev-snp"}
+        instance = await self.within(provider.launch(self.spec(annotations=asked)))
+        await self.within(provider.launch(self.spec()))
+        self.assertEqual(instance.size, "m6a.large")
+        launches = [one for one in self.world.requests if one["Action"] == "RunInstances"]
+        self.assertEqual([one.get("CpuOptions.AmdSevSnp") for one in launches], ["enabled", None])
+
     async def test_unsupported_annotations_are_named(self) -> None:
         provider = await self.started()
         for name, value in (
@@ -279,6 +289,7 @@ class LaunchTests(AwsCase, TestCase):
             ("infranetes.io/instance-type", "x9.tiny"),
             ("infranetes.io/gpus", "1"),
             ("infranetes.io/elastic-address", "somewhere"),
+            ("infranetes.io/confidential", "tdx"),
         ):
             error = await self.refused(InvalidArgument, provider.launch(self.spec(annotations={name: value})))
             if name != "infranetes.io/gpus":

@@ -92,6 +92,33 @@ class LaunchTests(AzureCase, TestCase):
         groups = [each["id"] for each in configuration["properties"]["applicationSecurityGroups"]]
         self.assertEqual([id.rpartition("/")[2] for id in groups], ["web", "db"])
 
+    async def test_a_confidential_vm_is_of_a_size_that_makes_no_others(self) -> None:
+        kind = {"name": "SecurityType", "value": "TrustedLaunchAndConfidentialVmSupported"}
+        self.world.add_image("confidential", {}, {"1.0.0": {}}, hyperVGeneration="V2", features=[kind])
+        self.settings |= {"image": "infranetes/confidential", "sizes": ["Standard_D*"]}
+        provider = await self.started()
+        spec = self.spec(annotations={"infranetes.io/confidential": "sev-snp"})
+        instance = await self.running(provider, spec)
+        self.assertEqual(instance.size, "Standard_DC2as_v5")
+        [body] = self.world.bodies
+        profile = {
+            "securityType": "ConfidentialVM",
+            "uefiSettings": {"secureBootEnabled": True, "vTpmEnabled": True},
+        }
+        self.assertEqual(body["properties"]["securityProfile"], profile)
+        managed = body["properties"]["storageProfile"]["osDisk"]["managedDisk"]
+        self.assertEqual(managed["securityProfile"], {"securityEncryptionType": "VMGuestStateOnly"})
+        other = await self.within(provider.launch(self.spec()))
+        self.assertEqual(other.size, "Standard_D2s_v5")
+        self.assertNotIn("securityProfile", self.world.bodies[-1]["properties"])
+
+    async def test_an_image_that_makes_no_confidential_vms_has_no_size_for_them(self) -> None:
+        provider = await self.started()
+        spec = self.spec(annotations={"infranetes.io/confidential": "sev-snp"})
+        error = await self.refused(InvalidArgument, provider.launch(spec))
+        self.assertIn("confidential by sev-snp", str(error))
+        self.assertEqual((self.world.bodies, self.world.holdings()), ([], []))
+
     async def test_an_address_of_somebodys_own_outlives_the_vm(self) -> None:
         ours = azure_resources.address("mine", {"properties": {}}, "203.0.113.9")
         self.world.arm.of["publicIPAddresses"]["mine"] = ours

@@ -254,6 +254,33 @@ class LaunchTests(GcpCase, TestCase):
         self.assertEqual(instance.size, "g2-standard-4")
         self.assertEqual(self.world.bodies[0]["scheduling"]["onHostMaintenance"], "TERMINATE")
 
+    async def test_confidential_vms_have_a_type_that_can_be_one_and_stay_on_their_host(self) -> None:
+        self.settings |= {"sizes": ["e2-*", "n2d-*", "c3-*"], "image": "confidential"}
+        features = [{"type": name} for name in ("UEFI_COMPATIBLE", "SEV_SNP_CAPABLE", "TDX_CAPABLE")]
+        self.world.api.add_image("confidential", guestOsFeatures=features)
+        provider = await self.started()
+        for value, size, kind, platform in (
+            ("sev-snp", "n2d-standard-2", "SEV_SNP", "AMD Milan"),
+            ("tdx", "c3-standard-4", "TDX", None),
+        ):
+            spec = self.spec(annotations={"infranetes.io/confidential": value})
+            instance = await self.within(provider.launch(spec))
+            body = self.world.bodies[-1]
+            self.assertEqual((instance.size, body.get("minCpuPlatform")), (size, platform))
+            options = {"enableConfidentialCompute": True, "confidentialInstanceType": kind}
+            self.assertEqual(body["confidentialInstanceConfig"], options)
+            self.assertEqual(body["scheduling"]["onHostMaintenance"], "TERMINATE")
+        await self.within(provider.launch(self.spec()))
+        self.assertNotIn("confidentialInstanceConfig", self.world.bodies[-1])
+
+    async def test_a_confidential_vm_of_an_image_that_can_be_none_is_refused(self) -> None:
+        self.settings["sizes"] = ["n2d-*"]
+        provider = await self.started()
+        spec = self.spec(annotations={"infranetes.io/confidential": "sev-snp"})
+        error = await self.refused(InvalidArgument, provider.launch(spec))
+        self.assertIn("confidentialInstanceConfig", str(error))
+        self.assertEqual(self.world.holdings(), [])
+
     @needs_mounts
     async def test_gpus_that_the_image_has_no_driver_for_are_not_paid(self) -> None:
         self.settings["sizes"] = ["e2-*", "g2-*"]

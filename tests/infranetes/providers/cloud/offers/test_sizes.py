@@ -16,6 +16,7 @@ from infranetes.providers.cloud.aws.burstable import lasting_millis
 from infranetes.providers.cloud.aws.quotas import quota_of
 from infranetes.providers.cloud.interface import Offer
 from infranetes.providers.cloud.offers.sizes import choose, estimated_prices, need_of
+from infranetes.providers.confidential import Confidential
 from infranetes.providers.interface import Size
 from infranetes_common.errors import InvalidArgument
 
@@ -73,6 +74,33 @@ class SizeTests(SynchronousTestCase):
     def test_gpus_only_where_they_are_asked_for(self) -> None:
         self.assertEqual(self.names(Size(), Wishes(gpus=1)), ["g.gpu"])
         self.assertRaises(InvalidArgument, self.names, Size(), Wishes(gpus=3))
+
+    def test_confidential_vms_are_of_sizes_that_can_be_and_no_others_of_those_that_must(self) -> None:
+        snp = (Confidential.SEV_SNP,)
+        sizes = (
+            Offer("a.plain", 1000, 4 * GIB, 0.01),
+            Offer("b.must", 1000, 4 * GIB, 0.02, confidential=snp, always_confidential=True),
+            Offer("c.can", 1000, 4 * GIB, 0.03, confidential=snp),
+            Offer("d.other", 1000, 4 * GIB, 0.01, confidential=(Confidential.TDX,)),
+        )
+        for wishes, expected in (
+            (Wishes(), ["a.plain", "d.other", "c.can"]),
+            (Wishes(confidential=Confidential.SEV_SNP), ["b.must", "c.can"]),
+            (Wishes(confidential=Confidential.TDX), ["d.other"]),
+            (Wishes(confidential=Confidential.SEV_SNP, instance_type="c.can"), ["c.can"]),
+        ):
+            need = need_of(Size(), wishes, allowed=(), guest_memory=GIB, architecture="x86_64")
+            self.assertEqual([each.name for each in choose(sizes, need)], expected, wishes)
+        for name, confidential, words in (
+            ("a.plain", Confidential.SEV_SNP, "can't be confidential by sev-snp"),
+            ("b.must", None, "its VMs are confidential, which is not asked for"),
+            ("e.none", None, "the cloud has no such type"),
+            ("", Confidential.TDX, "confidential by tdx"),
+        ):
+            wishes = Wishes(confidential=confidential, instance_type=name)
+            need = need_of(Size(), wishes, allowed=(), guest_memory=GIB, architecture="x86_64")
+            error = self.assertRaises(InvalidArgument, choose, sizes[:3], need)
+            self.assertIn(words, str(error))
 
     def test_a_gap_in_the_list_of_prices_is_filled_from_the_family(self) -> None:
         family = (Offer("t.small", 1000, GIB, 0.02), Offer("t.large", 2000, 4 * GIB))
