@@ -5,9 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from ipaddress import IPv4Network
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
@@ -38,6 +35,13 @@ from infranetes.cri.traced import traced
 from infranetes.csi.publisher import Publisher
 from infranetes.daemon.backends import MakeProvider, make_backends
 from infranetes.daemon.claims import StateLock, clear_socket, make_directories
+from infranetes.daemon.cluster import (
+    make_api_server,
+    make_node_proxies,
+    make_overlay,
+    make_policies,
+    make_services,
+)
 from infranetes.daemon.csi import CsiService, MountedVolumes, no_volumes, volumes_of
 from infranetes.daemon.delegate import delegate_service, make_router
 from infranetes.daemon.handlers import check_pools, make_handlers
@@ -60,19 +64,14 @@ from infranetes.images.catalogues import CatalogueSet
 from infranetes.images.several import container_images
 from infranetes.kubernetes.cluster import troubles
 from infranetes.kubernetes.config_objects import ApiServerObjects
-from infranetes.kubernetes.kept import KeptObjects
 from infranetes.kubernetes.pod_events import PodEvents
 from infranetes.kubernetes.pod_needs import ApiServerNeeds
-from infranetes.kubernetes.requests import Requests
 from infranetes.machines.agent.client import connector
 from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.agentless.memory import GuestMemory
 from infranetes.machines.context import NodeNames
 from infranetes.machines.sleeping import SleepGate
 from infranetes.monitoring.gauges import ShownNode
-from infranetes.overlay.overlay import Overlay
-from infranetes.overlay.tunnels import Tunnels
-from infranetes.overlay.walls import OverlayFirewalls
 from infranetes.pods.containers.lifelog import log_container_events
 from infranetes.pods.features.agent_ports import AgentPortRules
 from infranetes.pods.features.distinct_addresses import DistinctAddresses
@@ -107,12 +106,9 @@ from infranetes.pods.sleeping.sleep import PodSleep
 from infranetes.pods.store.store import Store
 from infranetes.pods.streams import Streams
 from infranetes.pods.vm.node_names import node_dns
-from infranetes.policies.cluster import ClusterPolicies
 from infranetes.providers import registry
 from infranetes.providers.hypervisor import IBootsGuests
-from infranetes.providers.interface import IBridgesVms, IInVpc, IPodProvider
-from infranetes.services.cluster import ClusterServices
-from infranetes.services.node_proxy import NodeProxy
+from infranetes.providers.interface import IInVpc, IPodProvider
 from infranetes.stats.gather import Gatherer
 from infranetes.streaming.server import StreamingServer
 from infranetes.tracing.make import make_tracer
@@ -129,9 +125,6 @@ from infranetes_common.services import OrderedServices, StartStop
 from infranetes_common.wire.control_rpcs import control_service
 from infranetes_common.wire.cri_rpcs import image_service
 from txgrpc import Server
-
-if TYPE_CHECKING:
-    from infranetes.kubernetes.api_server import ApiServer
 
 SOCKET_MODE = 0o660
 CONTROL_MODE = 0o600
@@ -173,9 +166,9 @@ class Daemon(OrderedServices):
         lock = StateLock(config.state_dir)
         clear_socket(config.socket_path)
         clear_socket(config.control_socket)
-        server = self._api_server = self._make_api_server()
-        self._policies = self._make_policies(server)
-        self._services = self._make_services(server)
+        server = self._api_server = make_api_server(reactor, config)
+        self._policies = make_policies(reactor, config, server)
+        self._services = make_services(reactor, config, server)
         self._pod_events = PodEvents(reactor, server, config.node) if server is not None else None
         self._node = self._make_node()
         self._pods = PodsService(self._node, self._backends.make)
@@ -197,60 +190,10 @@ class Daemon(OrderedServices):
             self._add("metrics", self._metrics)
         self._add_in_order()
 
-    def _make_api_server(self) -> ApiServer | None:
-        """Make the client that watches the API server; None: no kubeconfig is configured."""
-        given = self._config.kubernetes
-        if not given.kubeconfig:
-            return None
-        from infranetes.kubernetes.api_server import ApiServer  # late: with it come HTTP and YAML, 4 MiB
-
-        return ApiServer(self._reactor, Path(given.kubeconfig), given.master_ip)
-
-    def _make_services(self, server: Requests | None) -> ClusterServices | None:
-        """Make the source of the Services that VMs get; None: they get none."""
-        if server is None or not self._config.kubernetes.service_proxy:
-            return None
-        return ClusterServices(self._reactor, server, self._config.node)
-
-    def _make_node_proxies(self) -> dict[str, NodeProxy]:
-        """Make what translates Services' addresses on the node, for VMs that boot anybody's images.
-
-        Returns them by the names of their providers."""
-        rules = self._services if self._backends.machines is not None else None
-        return {
-            provider.name: NodeProxy(self._reactor, provider.bridge, rules)
-            for provider in self._backends.providers
-            if IBridgesVms.providedBy(provider)
-        }
-
     def _cluster_troubles(self) -> Callable[[], Sequence[str]] | None:
         """Return what tells why objects of the cluster can't be followed; None: none are."""
         followed = [each for each in (self._services, self._policies) if each is not None]
         return partial(troubles, followed) if followed else None
-
-    def _make_policies(self, server: Requests | None) -> ClusterPolicies | None:
-        """Make the source of network policies; None: pods may receive and send everything."""
-        if server is None or not self._config.kubernetes.network_policies:
-            return None
-        kept = KeptObjects(self._reactor, self._config.state_dir / "kubernetes" / "policies.json")
-        return ClusterPolicies(self._reactor, server, kept)
-
-    def _make_overlay(self) -> Overlay | None:
-        """Make the overlay that gives pods addresses of the node's own subnet; None: none is needed."""
-        providers = self._backends.providers
-        if not any(IInVpc.providedBy(each) for each in providers):
-            return None
-        if any(each.name in ADDRESSING for each in providers):
-            return None
-        config = self._config
-        networks = [each for each in config.kubernetes.networks if isinstance(each, IPv4Network)]
-        walls = OverlayFirewalls(
-            self._reactor,
-            config.overlay.device,
-            config.state_dir / "overlay-firewalls",
-            config.kubernetes.network_policies,
-        )
-        return Overlay(Tunnels(self._reactor, config.overlay, networks), walls, config.overlay, networks)
 
     def _make_node(self) -> Node:
         reactor, config = self._reactor, self._config
@@ -261,8 +204,9 @@ class Daemon(OrderedServices):
         log_container_events(inventory, reactor)
         self._agent_ports = AgentPorts(reactor, agents_table(config.state_dir))
         self._published, self._nfs = PublishedMounts(reactor), NfsMounts(reactor)
-        self._overlay = self._make_overlay()
-        self._node_proxies = self._make_node_proxies()
+        self._overlay = make_overlay(reactor, config, self._backends.providers)
+        rules = self._services if self._backends.machines is not None else None
+        self._node_proxies = make_node_proxies(reactor, self._backends.providers, rules)
         self._guests = self._make_guests(inventory)
         features = Features()
         shared = SharedParts(
