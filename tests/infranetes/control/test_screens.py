@@ -18,7 +18,8 @@ from infranetes_common.concurrency import start
 from infranetes_common.wire import control
 from tests.infranetes.control.screens import GREETING, ScreenCase, png
 from tests.infranetes.control.visit_case import reactor
-from tests.infranetes.pods.fakes import FakeProvider, pod
+from tests.infranetes.pods.fake_provider import FakeProvider
+from tests.infranetes.pods.fakes import pod
 from tests.support.waiting import until
 from txgrpc import Code
 

@@ -15,7 +15,7 @@ from infranetes_common import __version__
 from infranetes_common.wire import control, cri
 from tests.infranetes.cri.support import NO_CALL
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import FakeServices
+from tests.infranetes.pods.fake_services import FakeServices
 
 
 class StatusTests(PodsTestCase):

@@ -12,7 +12,8 @@ from infranetes.pods.keeping.checkpoints import Checkpoints
 from infranetes_common.concurrency import start
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import IMAGE, box, pod
+from tests.infranetes.pods.fake_images import IMAGE
+from tests.infranetes.pods.fakes import box, pod
 
 
 class TranslateTests(PodsTestCase):

@@ -16,7 +16,7 @@ from infranetes.images.machine.disk import BaseDisk, DiskFormat
 from infranetes.images.machine.registry_disks import RegistryDisks
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition
-from tests.infranetes.pods.fakes import image
+from tests.infranetes.pods.fake_images import image
 
 
 class Source:

@@ -35,7 +35,8 @@ from infranetes_common.concurrency import Flight, sleep, start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted, Unavailable
 from infranetes_common.wire import cri
 from tests.infranetes.pods.fake_agent import FakeAgent
-from tests.infranetes.pods.fakes import FakeNode, FakeNodeServices, FakeServices
+from tests.infranetes.pods.fake_services import FakeNodeServices, FakeServices
+from tests.infranetes.pods.fakes import FakeNode
 from txgrpc import Channel
 
 ID, TOKEN = "1d" * 16, "70" * 16

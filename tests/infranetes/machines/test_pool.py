@@ -23,7 +23,8 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import ResourceExhausted, Unavailable
 from tests.infranetes.machines.pool_case import PoolTestCase
 from tests.infranetes.pods.fake_agent import FakeAgent
-from tests.infranetes.pods.fakes import FakeNode, FakeServices, pod
+from tests.infranetes.pods.fake_services import FakeServices
+from tests.infranetes.pods.fakes import FakeNode, pod
 
 GIB = 1 << 30
 

@@ -21,7 +21,8 @@ from infranetes_common.concurrency import start
 from infranetes_common.config import Bytes
 from infranetes_common.errors import InvalidArgument, Unavailable
 from tests.infranetes.machines.pool_case import PoolTestCase
-from tests.infranetes.pods.fakes import FakeNode, FakeProvider, pod
+from tests.infranetes.pods.fake_provider import FakeProvider
+from tests.infranetes.pods.fakes import FakeNode, pod
 
 GIB = 1 << 30
 
@@ -38,6 +39,7 @@ class StoppingProvider(FakeProvider):
 
     def __init__(self, world: FakeNode) -> None:
         super().__init__(world)
+        self._node = world
         self.stopping: Deferred[None] | None = None
         self.stop_error: Exception | None = None
         self.full = False
@@ -50,7 +52,7 @@ class StoppingProvider(FakeProvider):
 
     def stop_vm(self, instance_id: str, seconds: float) -> Deferred[Instance]:
         self.calls.append(("stop", instance_id))
-        members = self._world.node.pools.own.members.values()
+        members = self._node.node.pools.own.members.values()
         self.connected_at_stop += [
             one.id
             for one in members

@@ -11,7 +11,8 @@ from zope.interface import implementer
 from infranetes.providers.interface import IFirewallsPods
 from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
 from infranetes_common.pod_firewall import CLOSED, PodFirewall
-from tests.infranetes.pods.fakes import FakeNode, FakeProvider
+from tests.infranetes.pods.fake_provider import FakeProvider
+from tests.infranetes.pods.fakes import FakeNode
 
 
 @implementer(IFirewallsPods)

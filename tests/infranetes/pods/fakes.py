@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
-from functools import cache, partial
-from itertools import count
-from pathlib import Path
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import attrs
-from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IDelayedCall, IStreamClientEndpoint
 from twisted.internet.task import Clock
 
@@ -28,7 +24,6 @@ from infranetes.hostports.mappings import HostPort
 from infranetes.hostports.table import HostPortTable, elements
 from infranetes.identity.authority import Authority
 from infranetes.identity.certificates import Signed
-from infranetes.images import Image, LayerDisk
 from infranetes.kubernetes.pod_needs import PodNeeds
 from infranetes.machines.agent.container_watch import WatchTimes
 from infranetes.machines.context import NodeNames, ServiceRules
@@ -53,206 +48,20 @@ from infranetes.pods.node.node_providers import NodeProvider, NoGuests, Provider
 from infranetes.pods.node.pools import Pools
 from infranetes.pods.node.times import Times
 from infranetes.pods.sandboxes.machine_images import BootSources
-from infranetes.pods.store import database
-from infranetes.pods.store.records import Contents, SandboxRecord
-from infranetes.pods.store.store import Store
+from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.vm.listing import Listing
-from infranetes.providers.interface import Instance, InstanceSpec, InstanceState, IPodProvider
-from infranetes.services.timing import RuleProgress
+from infranetes.providers.interface import Instance, IPodProvider
 from infranetes_common.concurrency import Event, start
-from infranetes_common.errors import NotFound
 from infranetes_common.nanoseconds import nanoseconds
 from infranetes_common.reactors import IReactor
-from infranetes_common.wire import cri, vmserver
+from infranetes_common.wire import cri
 from tests.infranetes.pods.fake_agent import FakeAgent
-from tests.infranetes.pods.scheduling import Kind, Work
-
-IMAGE = "sha256:" + "1" * 64
+from tests.infranetes.pods.fake_images import FakeImages
+from tests.infranetes.pods.fake_provider import FakeProvider
+from tests.infranetes.pods.fake_store import DeadStore, InlineStore
+from tests.infranetes.pods.scheduling import Kind
 
 T = TypeVar("T")
-
-
-class InlineStore(Store):
-    """The store without its thread, over a database in memory. :ivar failing: every write fails with this."""
-
-    def __init__(self) -> None:
-        self.connection = sqlite3.connect(":memory:", isolation_level=None)
-        _empty_store().backup(self.connection)
-        self.connection.execute("PRAGMA foreign_keys = ON")
-        self.failing: Exception | None = None
-        self.writes = 0
-        self.scheduler = Kind()
-
-    def contents(self) -> Contents:
-        return database.load(self.connection)
-
-    def _write(self, write: database.Write) -> Deferred[None]:
-        return self.scheduler.write(lambda: self._apply(write))
-
-    def _apply(self, write: database.Write) -> Deferred[None]:
-        if self.failing is not None:
-            return fail(self.failing)
-        self.writes += 1
-        (result,) = database.apply(self.connection, [write])
-        return fail(result) if isinstance(result, Exception) else succeed(None)
-
-
-@cache
-def _empty_store() -> sqlite3.Connection:
-    """Return a store's database without records, to be copied."""
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    database.make_tables(connection)
-    return connection
-
-
-class FakeProvider:
-    """VMs that run at once, unless a test says otherwise.
-
-    :ivar launching: a Deferred for which `launch` waits first. :ivar booting: the same for `wait_running`.
-    :ivar calls: the calls, in order.
-    """
-
-    name = "fake"
-
-    def __init__(self, world: FakeNode) -> None:
-        self._world = world
-        self.instances: dict[str, Instance] = {}
-        self.calls: list[tuple[str, str]] = []
-        self.specs: list[InstanceSpec] = []
-        self.launching: Deferred[None] | None = None
-        self.booting: Deferred[None] | None = None
-        self.destroy_error: Exception | None = None
-        self.launch_error: Exception | None = None
-        self.networks: list[str] = []
-        self.more_addresses: tuple[str, ...] = ()
-        self.ended: Callable[[Instance], None] = lambda _: None
-
-    def launch(self, spec: InstanceSpec) -> Deferred[Instance]:
-        self.calls.append(("launch", spec.token))
-        self.specs.append(spec)
-        return self._ask(f"launch {spec.sandbox_id[:6]}", lambda: self._launch(spec))
-
-    async def _launch(self, spec: InstanceSpec) -> Instance:
-        if self.launching is not None:
-            await self.launching
-        if self.launch_error is not None:
-            raise self.launch_error
-        for instance in self.instances.values():
-            if instance.token == spec.token:
-                return instance
-        made = Instance(
-            id=f"vm-{spec.token[:6]}",
-            token=spec.token,
-            sandbox_id=spec.sandbox_id,
-            state=InstanceState.RUNNING,
-            address=self._free_address(),
-            more_addresses=self.more_addresses,
-            agent_port=2475,
-        )
-        self.instances[made.id] = made
-        self._world.agents[spec.sandbox_id] = self._world.make_agent(spec.sandbox_id)
-        if spec.request.image:
-            self._world.agents[spec.sandbox_id].loaded.add(IMAGE)
-        return made
-
-    def _ask(self, name: str, work: Work[T]) -> Deferred[T]:
-        return start(self._world.scheduler.ask_provider(name, work))
-
-    def _free_address(self) -> str:
-        """Return the lowest address that no VM has: those of destroyed VMs are used again."""
-        used = {instance.address for instance in self.instances.values()}
-        return next(one for number in count(1) if (one := f"10.0.0.{number}") not in used)
-
-    def wait_running(self, instance_id: str, timeout: float) -> Deferred[Instance]:
-        return self._ask(f"wait_running {instance_id}", lambda: self._wait(instance_id))
-
-    async def _wait(self, instance_id: str) -> Instance:
-        if self.booting is not None:
-            await self.booting
-        return await self._get(instance_id)
-
-    def get(self, instance_id: str) -> Deferred[Instance]:
-        return self._ask(f"get {instance_id}", lambda: self._get(instance_id))
-
-    async def _get(self, instance_id: str) -> Instance:
-        if instance_id not in self.instances:
-            raise NotFound(f"no VM {instance_id}")
-        return self.instances[instance_id]
-
-    async def _list(self) -> list[Instance]:
-        return self._world.scheduler.listed(self.instances)
-
-    def list(self) -> Deferred[list[Instance]]:
-        return self._ask("list", self._list)
-
-    def destroy(self, instance_id: str) -> Deferred[None]:
-        self.calls.append(("destroy", instance_id))
-        return self._ask(f"destroy {instance_id}", lambda: self._destroy(instance_id))
-
-    async def _destroy(self, instance_id: str) -> None:
-        if self.destroy_error is not None:
-            raise self.destroy_error
-        self.instances.pop(instance_id, None)
-
-    def configure_network(self, pod_cidr: str) -> Deferred[None]:
-        self.networks.append(pod_cidr)
-        return succeed(None)
-
-    def status(self) -> dict[str, str]:
-        return {"vms": str(len(self.instances))}
-
-    def end(self, instance_id: str, detail: str) -> None:
-        """End a VM by itself."""
-        ended = attrs.evolve(self.instances[instance_id], state=InstanceState.ENDED, detail=detail)
-        self.instances[instance_id] = ended
-        self.ended(ended)
-
-
-def image(url: str = "", machine: str = "") -> Image:
-    """Return an image of two layers, or one that VMs fetch or boot from."""
-    return Image(IMAGE, (), (), 1, ("sha256:a", "sha256:b"), "", False, url, machine)
-
-
-class FakeImages:
-    """One image, called busybox. :ivar finding: a Deferred for which `find` waits first."""
-
-    image = image()
-    machine_images = False
-
-    def __init__(self) -> None:
-        self.checked: list[str] = []
-        self.holding: list[str] = []  # images whose files are kept
-        self.finding: Deferred[None] | None = None
-
-    async def check(self, image_id: str) -> None:
-        self.checked.append(image_id)
-
-    async def find(self, name_or_id: str) -> Image:
-        if self.finding is not None:
-            await self.finding
-        if name_or_id not in ("busybox", IMAGE):
-            raise NotFound(f"image {name_or_id} is not on this node: pull it first")
-        return self.image
-
-    def cached(self, image_id: str) -> Image | None:
-        return self.image if image_id == IMAGE else None
-
-    async def archive(self, image_id: str, present: int = 0) -> AsyncIterator[bytes]:
-        yield f"{image_id} without {present}".encode()
-
-    async def config(self, image_id: str) -> bytes:
-        return f"configuration of {image_id}".encode()
-
-    @asynccontextmanager
-    async def held(self, image_id: str) -> AsyncIterator[None]:
-        self.holding.append(image_id)
-        try:
-            yield
-        finally:
-            self.holding.remove(image_id)
-
-    async def disks(self, image_id: str) -> list[LayerDisk]:
-        return [LayerDisk(diff_id, Path("/nonexistent"), 4096, diff_id) for diff_id in self.image.diff_ids]
 
 
 class FakeLogs:
@@ -315,58 +124,6 @@ class FakeTable:
 
     def loopback_open(self) -> bool:
         return True
-
-
-class FakeSender:
-    """What tells one VM of Services. :ivar told: happens once the VM has the rules; the test decides."""
-
-    trouble = "nobody answers"
-
-    def __init__(self) -> None:
-        self.told: Event[None] = Event()
-        self.started = self.stopped = 0
-
-    @property
-    def running(self) -> bool:
-        return self.started > self.stopped
-
-    def start(self) -> None:
-        self.started += 1
-
-    def stop(self) -> None:
-        self.stopped += 1
-
-    def progress(self) -> RuleProgress:
-        return RuleProgress(-1, None, self.trouble, None, None, None, 0)
-
-    async def when_told(self) -> None:
-        await self.told.wait()
-
-
-class FakeServices:
-    """The cluster's Services. :ivar senders: one for each VM that gets the rules."""
-
-    def __init__(self) -> None:
-        self.senders: list[FakeSender] = []
-
-    def status(self) -> Mapping[str, object]:
-        return {"rules": 7}
-
-    def sender(self, agent: IAgent) -> FakeSender:
-        self.senders.append(FakeSender())
-        return self.senders[-1]
-
-
-class FakeNodeServices:
-    """The node's own service proxy."""
-
-    def __init__(self) -> None:
-        self.rules = FakeSender()
-
-    async def service_report(
-        self, key: vmserver.ServiceKey | None, seconds: float
-    ) -> vmserver.ServiceReportResponse:
-        return vmserver.ServiceReportResponse()
 
 
 class DaemonClock:
@@ -635,16 +392,6 @@ class FakeNode:
         """Let time pass."""
         for _ in range(int(seconds / step)):
             self.clock.advance(step)
-
-
-class DeadStore(Store):
-    """The store of a killed daemon: it writes nothing, and never answers."""
-
-    def __init__(self) -> None:
-        pass
-
-    def _write(self, write: database.Write) -> Deferred[None]:
-        return Deferred()
 
 
 def at_once(work: Coroutine[Any, Any, None]) -> None:

@@ -18,7 +18,9 @@ from infranetes_common.concurrency import deferred
 from infranetes_common.errors import DataLoss, FailedPrecondition, NotFound, Unavailable
 from infranetes_common.wire import vmserver
 from tests.infranetes.pods.fake_agent import FakeAgent
-from tests.infranetes.pods.fakes import FakeImages, FakeNode, FakeProvider
+from tests.infranetes.pods.fake_images import FakeImages
+from tests.infranetes.pods.fake_provider import FakeProvider
+from tests.infranetes.pods.fakes import FakeNode
 
 LAYER_BYTES = 1000
 DIGEST = "sha256:" + "d" * 64  # of every layer's disk

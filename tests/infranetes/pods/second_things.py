@@ -31,18 +31,10 @@ from infranetes_common.errors import InfranetesError
 from infranetes_common.pod_firewall import CLOSED, PodFirewall
 from infranetes_common.wire import cri
 from tests.infranetes.pods.fake_agent import FakeAgent, FakeStream
-from tests.infranetes.pods.fakes import (
-    Carried,
-    FakeImages,
-    FakeLogs,
-    FakeNode,
-    FakeProvider,
-    FakeSender,
-    FakeServices,
-    box,
-    image,
-    pod,
-)
+from tests.infranetes.pods.fake_images import FakeImages, image
+from tests.infranetes.pods.fake_provider import FakeProvider
+from tests.infranetes.pods.fake_services import FakeSender, FakeServices
+from tests.infranetes.pods.fakes import Carried, FakeLogs, FakeNode, box, pod
 from tests.infranetes.pods.scheduling import LAG, LATE, Scheduler
 
 SWEEP, DESERTION, LAUNCH, DESTROY = 15.0, 20.0, 100.0, 30.0

@@ -21,7 +21,9 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import InfranetesError
 from tests.harness.durations import slow
 from tests.infranetes.pods.fake_agent import FakeAgent
-from tests.infranetes.pods.fakes import FakeNode, FakeProvider, InlineStore, pod
+from tests.infranetes.pods.fake_provider import FakeProvider
+from tests.infranetes.pods.fake_store import InlineStore
+from tests.infranetes.pods.fakes import FakeNode, pod
 
 MOST_STEPS = 400
 PROVIDER = ("launch", "wait_running", "get", "list", "destroy")

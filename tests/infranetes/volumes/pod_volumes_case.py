@@ -25,7 +25,8 @@ from infranetes_common.reactors import IReactor
 from infranetes_common.volume_disks import serial_of
 from infranetes_common.wire import cri
 from tests.infranetes.pods.fake_agent import FakeAgent
-from tests.infranetes.pods.fakes import FakeNode, FakeProvider, box, pod
+from tests.infranetes.pods.fake_provider import FakeProvider
+from tests.infranetes.pods.fakes import FakeNode, box, pod
 from tests.infranetes.volumes.mounting_case import MountingCase, mounting
 
 DATA, LOGS = "/pods/u1/volumes/kubernetes.io~csi/data/mount", "/pods/u1/volumes/kubernetes.io~csi/logs/mount"

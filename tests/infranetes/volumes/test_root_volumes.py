@@ -27,7 +27,8 @@ from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.reactors import IReactor
 from infranetes_common.volume_disks import serial_of
 from infranetes_common.wire import cri
-from tests.infranetes.pods.fakes import FakeNode, FakeProvider, box, pod
+from tests.infranetes.pods.fake_provider import FakeProvider
+from tests.infranetes.pods.fakes import FakeNode, box, pod
 from tests.infranetes.pods.features.test_guests import BASE, BootingProvider, GuestCase, GuestNode
 from tests.infranetes.pods.sandboxes.test_machine_images import MachineImagesTestCase, Machines
 from tests.infranetes.volumes.pod_volumes_case import (

@@ -11,7 +11,8 @@ from infranetes.providers.interface import Instance, InstanceSpec
 from infranetes.providers.volumes import VolumeDisk
 from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import FakeNode, FakeProvider, pod
+from tests.infranetes.pods.fake_provider import FakeProvider
+from tests.infranetes.pods.fakes import FakeNode, pod
 from tests.infranetes.volumes.pod_volumes_case import (
     VOLUMES,
     AtLaunchCase,

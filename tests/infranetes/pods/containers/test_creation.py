@@ -19,7 +19,8 @@ from infranetes_common.errors import (
 )
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import ContainersTestCase
-from tests.infranetes.pods.fakes import IMAGE, box, image
+from tests.infranetes.pods.fake_images import IMAGE, image
+from tests.infranetes.pods.fakes import box
 
 
 class CreateTests(ContainersTestCase):

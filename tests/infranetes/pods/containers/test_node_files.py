@@ -14,7 +14,8 @@ from infranetes.pods.containers import node_files
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound
 from infranetes_common.wire import cri
-from tests.infranetes.pods.fakes import IMAGE, FakeImages, box
+from tests.infranetes.pods.fake_images import IMAGE, FakeImages
+from tests.infranetes.pods.fakes import box
 
 PROFILE = json.dumps({"defaultAction": "SCMP_ACT_ALLOW"})
 _KIND = cri.SecurityProfile

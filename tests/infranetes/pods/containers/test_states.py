@@ -20,14 +20,9 @@ from infranetes_common.errors import FailedPrecondition, InfranetesError, Invali
 from infranetes_common.wire import cri, vmserver
 from tests.infranetes.cri.support import NO_CALL
 from tests.infranetes.pods.fake_agent import FakeAgent, FakeStream
-from tests.infranetes.pods.fakes import (
-    IMAGE,
-    FakeLogs,
-    FakeNode,
-    InlineStore,
-    box,
-    pod,
-)
+from tests.infranetes.pods.fake_images import IMAGE
+from tests.infranetes.pods.fake_store import InlineStore
+from tests.infranetes.pods.fakes import FakeLogs, FakeNode, box, pod
 
 CREATED, RUNNING = cri.CONTAINER_CREATED, cri.CONTAINER_RUNNING
 EXITED, UNKNOWN = cri.CONTAINER_EXITED, cri.CONTAINER_UNKNOWN

@@ -14,7 +14,8 @@ from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.store.states import SandboxState
 from infranetes_common.errors import FailedPrecondition
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import FakeNode, FakeProvider, pod
+from tests.infranetes.pods.fake_provider import FakeProvider
+from tests.infranetes.pods.fakes import FakeNode, pod
 
 
 class Twin(FakeProvider):

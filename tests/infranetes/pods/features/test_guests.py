@@ -40,7 +40,9 @@ from infranetes_common.identity import Network
 from infranetes_common.reactors import IReactor
 from tests.infranetes.machines.agentless.fakes import FakeHypervisor, FakeWay
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import IMAGE, FakeImages, FakeNode, FakeProvider, box, image, pod
+from tests.infranetes.pods.fake_images import IMAGE, FakeImages, image
+from tests.infranetes.pods.fake_provider import FakeProvider
+from tests.infranetes.pods.fakes import FakeNode, box, pod
 from tests.support.inline_threads import InlineThreads
 
 OFF = GuestStatus(GuestState.OFF, 5, 9)

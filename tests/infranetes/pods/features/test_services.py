@@ -13,7 +13,8 @@ from infranetes.pods.features import services as service_rules
 from infranetes.pods.store.states import ContainerState
 from infranetes_common.concurrency import start
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import FakeNode, FakeNodeServices, FakeSender, FakeServices, box, pod
+from tests.infranetes.pods.fake_services import FakeNodeServices, FakeSender, FakeServices
+from tests.infranetes.pods.fakes import FakeNode, box, pod
 from tests.infranetes.pods.features.test_guests import GuestCase
 
 

@@ -29,7 +29,8 @@ from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.wire import control, cri
 from tests.infranetes.cri.support import NO_CALL
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import FakeNode, FakeProvider, box, pod
+from tests.infranetes.pods.fake_provider import FakeProvider
+from tests.infranetes.pods.fakes import FakeNode, box, pod
 from txgrpc import Call
 
 
@@ -39,6 +40,7 @@ class BoundingProvider(FakeProvider):
 
     def __init__(self, world: FakeNode) -> None:
         super().__init__(world)
+        self._clock = world.clock
         self.most = 1
         self.seconds = 0.0
 
@@ -47,7 +49,7 @@ class BoundingProvider(FakeProvider):
 
     async def _wait(self, instance_id: str) -> Instance:
         if self.seconds:
-            await sleep(self._world.clock, self.seconds)
+            await sleep(self._clock, self.seconds)
         return await super()._wait(instance_id)
 
 

@@ -25,7 +25,9 @@ from infranetes_common.errors import FailedPrecondition, InvalidArgument, Unavai
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fake_agent import FakeAgent
-from tests.infranetes.pods.fakes import FakeImages, FakeNode, FakeProvider, box, image, pod
+from tests.infranetes.pods.fake_images import FakeImages, image
+from tests.infranetes.pods.fake_provider import FakeProvider
+from tests.infranetes.pods.fakes import FakeNode, box, pod
 
 MACHINE_IMAGE = "sha256:" + "2" * 64
 SUBNET = {"infranetes.io/subnet": "tenants"}

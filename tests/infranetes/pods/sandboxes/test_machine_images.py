@@ -16,7 +16,8 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import AlreadyExists, FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.wire import cri
 from tests.infranetes.pods.case import PodsTestCase
-from tests.infranetes.pods.fakes import FakeImages, FakeNode, box, image, pod
+from tests.infranetes.pods.fake_images import FakeImages, image
+from tests.infranetes.pods.fakes import FakeNode, box, pod
 
 
 class Machines(FakeImages):
