@@ -15,13 +15,7 @@ from zope.interface import alsoProvides, implementer
 
 from infranetes.machines.agent.client import RECONNECT, AgentClient
 from infranetes.machines.context import VmFacts
-from infranetes.machines.pod_machine import (
-    INFO_SECONDS,
-    LONGEST_PAUSE,
-    MARGIN_SECONDS,
-    BroughtUp,
-    PodMachine,
-)
+from infranetes.machines.pod_machine import INFO_SECONDS, LONGEST_PAUSE, MARGIN_SECONDS, BroughtUp, PodMachine
 from infranetes.observer import LaunchStep
 from infranetes.providers.interface import (
     InstanceState,

@@ -13,12 +13,7 @@ from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fake_provider import FakeProvider
 from tests.infranetes.pods.fakes import FakeNode, pod
-from tests.infranetes.volumes.pod_volumes_case import (
-    VOLUMES,
-    AtLaunchCase,
-    ProviderWithVolumes,
-    VolumesNode,
-)
+from tests.infranetes.volumes.pod_volumes_case import VOLUMES, AtLaunchCase, ProviderWithVolumes, VolumesNode
 
 
 class ZoneTests(AtLaunchCase):

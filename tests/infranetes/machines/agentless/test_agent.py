@@ -4,141 +4,21 @@
 from __future__ import annotations
 
 import gc
-import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
 
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
-from infranetes.machines.agentless.access import GuestFile
-from infranetes.machines.agentless.agent import (
-    BRING_AGAIN_SECONDS,
-    PRESS_AGAIN_SECONDS,
-    AgentlessAgent,
-    GuestParts,
-)
-from infranetes.machines.agentless.configuration import PodFacts
-from infranetes.machines.agentless.memory import GuestMemory
+from infranetes.machines.agentless.agent import BRING_AGAIN_SECONDS, PRESS_AGAIN_SECONDS
 from infranetes.machines.agentless.ways import LOOK_AGAIN_SECONDS, PROBE_SECONDS, Ways
 from infranetes.machines.interface import IAgent
 from infranetes.providers.hypervisor import GuestState, GuestStatus
-from infranetes.providers.machine_images import Cd
 from infranetes_common.concurrency import start
-from infranetes_common.errors import (
-    FailedPrecondition,
-    InvalidArgument,
-    NotFound,
-    NotOffered,
-    ResourceExhausted,
-    Unavailable,
-)
-from infranetes_common.filesync.manifest import DIRECTORY, FILE, SYMLINK, Bounds, Change, Entry
-from infranetes_common.identity import Network
+from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, NotOffered, Unavailable
+from infranetes_common.filesync.manifest import FILE, Entry
 from infranetes_common.wire import cri, vmserver
+from tests.infranetes.machines.agentless.agent_case import ID, AgentCase
 from tests.infranetes.machines.agentless.fakes import FakeHypervisor, FakeWay, PoweringWay
-from tests.support.inline_threads import InlineThreads
-
-T = TypeVar("T")
-BOUNDS = Bounds(1000, 1 << 30)
-ID = "c" * 64
-
-
-class Told:
-    """What a guest is told, as one CD with what the test looks at."""
-
-    def __init__(self, facts: PodFacts, files: Mapping[str, GuestFile]) -> None:
-        self._facts, self._files = facts, files
-
-    def cds(self, network: Network) -> tuple[Cd, ...]:
-        content = {path: one.content for path, one in self._files.items()}
-        return (Cd("cidata", {**content, "address": network.address.encode()}),)
-
-
-class AgentCase(SynchronousTestCase):
-    """An agent without agent of a guest with fake ways into it."""
-
-    def setUp(self) -> None:
-        self.reactor = InlineThreads()
-        self.hypervisor = FakeHypervisor()
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.memory = GuestMemory(self.reactor.reactor, Path(directory.name) / "guests")
-        self.way = FakeWay()
-        self.reached = True
-        self.container = ID
-        self.facts: list[PodFacts] = []
-        self.agent = self.make_agent()
-
-    def make_agent(self) -> AgentlessAgent:
-        """Make an agent, as each daemon does."""
-
-        async def configure(facts: PodFacts, files: Mapping[str, GuestFile]) -> Told:
-            self.facts.append(facts)
-            return Told(facts, files)
-
-        parts = GuestParts(
-            "s1",
-            "127.0.0.1",
-            lambda: self.hypervisor,
-            Ways(self.reactor, "s1", lambda: [self.way] if self.reached else []),
-            configure,
-            self.memory,
-            lambda: self.container,
-            lambda: 77,
-        )
-        return AgentlessAgent(self.reactor.reactor, parts)
-
-    def do(self, work: Any) -> Any:
-        """Return what a coroutine returns that waits for nothing."""
-        return self.successResultOf(start(work))
-
-    def refused(self, kind: type[Exception], work: Any) -> str:
-        """Return why a coroutine fails."""
-        return str(self.failureResultOf(start(work), kind).value)
-
-    def put(self, id: str, *changes: Change, file: bool = False) -> Any:
-        """Return the coroutine that puts a volume."""
-
-        async def sent() -> AsyncIterator[Change]:
-            for change in changes:
-                yield change
-
-        return self.agent.put_volume(id, file=file, in_memory=True, bounds=BOUNDS, changes=sent())
-
-    def secret(self, content: bytes, id: str = "v1") -> Any:
-        """Return the coroutine that puts a Secret's volume, laid out as kubelet does."""
-        return self.put(
-            id,
-            Entry(b"", DIRECTORY, 0o755, 0, 0),
-            Entry(b"..2026", DIRECTORY, 0o755, 0, 0),
-            Entry(b"..2026/key", FILE, 0o400, 0, 0, len(content), 1),
-            content,
-            Entry(b"..data", SYMLINK, 0o777, 0, 0, target=b"..2026"),
-            Entry(b"key", SYMLINK, 0o777, 0, 0, target=b"..data/key"),
-        )
-
-    def create(self, *mounts: tuple[str, str], **more: Any) -> vmserver.ContainerState:
-        """Create the container. :param mounts: paths in the guest, and what is mounted there."""
-        return cast(vmserver.ContainerState, self.do(self.creation(*mounts, **more)))
-
-    def creation(self, *mounts: tuple[str, str], **more: Any) -> Any:
-        """Return the coroutine that creates the container."""
-        config = cri.ContainerConfig(
-            mounts=[
-                cri.Mount(container_path=path, host_path=f"infranetes-volume:{source}")
-                for path, source in mounts
-            ],
-            **more,
-        )
-        return self.agent.create(ID, "sha256:x", config, cri.PodSandboxConfig(hostname="web-0"))
-
-    def run_guest(self, *mounts: tuple[str, str]) -> None:
-        """Create and start the container."""
-        self.create(*mounts)
-        self.do(self.agent.start(ID))
 
 
 class LifeTests(AgentCase):
@@ -364,136 +244,6 @@ class CommandTests(AgentCase):
         self.do(self.agent.exec_sync(ID, ["a"], 0, 10.0, 100))
         self.way.run_error = Unavailable("gone")
         self.assertEqual(self.do(self.agent.stats()).machine.cpu.total_nanos, 7)
-
-
-class VolumeTests(AgentCase):
-    """Secrets, ConfigMaps and disks."""
-
-    def test_a_secret_is_told_at_boot_as_its_readers_see_it(self) -> None:
-        self.do(self.secret(b"one"))
-        self.create(("/etc/keys", "v1"))
-        self.assertEqual(self.hypervisor.cds[-1][0].files["/etc/keys/key"], b"one")
-        self.assertNotIn("/etc/keys/..data/key", self.hypervisor.cds[-1][0].files)
-
-    def test_a_part_of_a_volume_is_told_where_it_is_mounted(self) -> None:
-        self.do(self.secret(b"one"))
-        self.create(("/etc/my.key", "v1/key"))
-        self.assertEqual(self.hypervisor.cds[-1][0].files["/etc/my.key"], b"one")
-
-    def test_a_change_before_the_start_reaches_the_cd(self) -> None:
-        self.do(self.secret(b"one"))
-        self.create(("/etc/keys", "v1"))
-        self.do(self.secret(b"two"))
-        self.assertEqual(self.hypervisor.cds[-1][0].files["/etc/keys/key"], b"two")
-        self.assertEqual(self.way.files, {})
-
-    def test_a_change_of_a_running_guest_is_brought_into_it(self) -> None:
-        self.do(self.secret(b"one"))
-        self.run_guest(("/etc/keys", "v1"))
-        self.do(self.secret(b"two"))
-        self.assertEqual(self.way.files, {"/etc/keys": {"key": b"two"}})
-
-    def test_one_that_does_not_reach_the_guest_is_brought_later(self) -> None:
-        self.do(self.secret(b"one"))
-        self.run_guest(("/etc/keys", "v1"))
-        self.way.answer = Unavailable("it is booting")
-        self.do(self.secret(b"two"))
-        self.reactor.advance(BRING_AGAIN_SECONDS)
-        self.assertEqual(self.way.files, {})
-        self.way.answer = None
-        self.reactor.advance(BRING_AGAIN_SECONDS)
-        self.assertEqual(self.way.files, {"/etc/keys": {"key": b"two"}})
-        self.assertEqual(self.reactor.getDelayedCalls(), [])
-
-    def test_a_closed_agent_brings_nothing_any_more(self) -> None:
-        self.do(self.secret(b"one"))
-        self.run_guest(("/etc/keys", "v1"))
-        self.way.answer = Unavailable("it is booting")
-        self.do(self.secret(b"two"))
-        self.do(self.agent.close())
-        self.assertEqual(self.reactor.getDelayedCalls(), [])
-        self.assertEqual((self.way.files, self.way.closed), ({}, True))
-
-    def test_nor_does_one_that_is_closed_while_a_way_is_looked_for(self) -> None:
-        self.do(self.secret(b"one"))
-        self.run_guest(("/etc/keys", "v1"))
-        self.way.answer = Unavailable("it is booting")
-        self.do(self.secret(b"two"))
-        answer: Deferred[None] = Deferred()
-        self.way.answer = answer
-        self.reactor.advance(BRING_AGAIN_SECONDS)
-        self.do(self.agent.close())
-        self.assertTrue(answer.called, "the way is still asked")
-        self.assertEqual((self.way.files, self.reactor.getDelayedCalls()), ({}, []))
-
-    def test_a_change_while_another_is_brought_is_brought_too(self) -> None:
-        self.do(self.secret(b"one"))
-        self.do(self.secret(b"1", id="v2"))
-        self.run_guest(("/etc/keys", "v1"), ("/etc/more", "v2"))
-        self.way.answer = Unavailable("it is booting")
-        self.do(self.secret(b"two"))
-        answer: Deferred[None] = Deferred()
-        self.way.answer = answer
-        self.reactor.advance(BRING_AGAIN_SECONDS)
-        changing = start(self.secret(b"2", id="v2"))
-        self.way.answer = Unavailable("not yet")
-        answer.errback(self.way.answer)
-        self.successResultOf(changing)
-        self.way.answer = None
-        self.reactor.advance(BRING_AGAIN_SECONDS)
-        self.assertEqual(self.way.files, {"/etc/keys": {"key": b"two"}, "/etc/more": {"key": b"2"}})
-        self.assertEqual(self.reactor.getDelayedCalls(), [])
-
-    def test_a_later_daemon_knows_where_a_volume_is_mounted(self) -> None:
-        self.do(self.secret(b"one"))
-        self.run_guest(("/etc/keys", "v1"))
-        self.agent = self.make_agent()
-        self.do(self.secret(b"two"))
-        self.assertEqual(self.way.files, {"/etc/keys": {"key": b"two"}})
-        self.assertEqual(self.hypervisor.cds[-1][0].files["/etc/keys/key"], b"two")
-
-    def test_what_was_put_is_listed_and_what_was_not_is_unknown(self) -> None:
-        self.do(self.secret(b"one"))
-        listed = self.do(self.agent.list_volume("v1", BOUNDS))
-        self.assertEqual(listed[b"..2026/key"].size, 3)
-        self.refused(NotFound, self.agent.list_volume("v2", BOUNDS))
-        self.do(self.agent.remove_volume("v1"))
-        self.refused(NotFound, self.agent.list_volume("v1", BOUNDS))
-
-    def test_a_large_volume_is_refused_and_changes_nothing(self) -> None:
-        self.do(self.secret(b"one"))
-        big = Entry(b"big", FILE, 0o644, 0, 0, 9 << 20, 1)
-        why = self.refused(ResourceExhausted, self.put("v1", big, *[b"x" * (1 << 20)] * 9))
-        self.assertIn("PersistentVolumeClaim", why)
-        self.assertNotIn(b"big", self.do(self.agent.list_volume("v1", BOUNDS)))
-
-    def test_a_link_out_of_the_volume_shows_nothing(self) -> None:
-        self.do(
-            self.put(
-                "v1",
-                Entry(b"", DIRECTORY, 0o755, 0, 0),
-                Entry(b"shadow", SYMLINK, 0o777, 0, 0, target=b"/etc/shadow"),
-                Entry(b"up", SYMLINK, 0o777, 0, 0, target=b"../../x"),
-                Entry(b"around", SYMLINK, 0o777, 0, 0, target=b"around"),
-                Entry(b"here", SYMLINK, 0o777, 0, 0, target=b"."),
-            )
-        )
-        self.create(("/v", "v1"))
-        self.assertEqual(list(self.hypervisor.cds[-1][0].files), ["address"])
-
-    def test_disks_are_told_with_where_they_are_mounted(self) -> None:
-        self.do(self.agent.mount_disk("abc", "ext4", ["noatime"]))
-        self.do(self.agent.find_disk("raw1"))
-        self.create(("/data", "abc"))
-        self.assertEqual(
-            [(one.serial, one.mount_path, one.filesystem) for one in self.facts[-1].disks],
-            [("abc", "/data", "ext4"), ("raw1", "", "")],
-        )
-
-    def test_a_volume_of_no_mount_does_not_change_the_cds(self) -> None:
-        self.create()
-        self.do(self.secret(b"one"))
-        self.assertEqual(self.hypervisor.calls, ["insert_cds"])
 
 
 class SlowWayTests(AgentCase):

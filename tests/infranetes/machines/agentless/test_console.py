@@ -11,8 +11,8 @@ from infranetes.providers.hypervisor import GuestState, GuestStatus
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument
 from infranetes_common.wire import vmserver
+from tests.infranetes.machines.agentless.agent_case import ID, AgentCase
 from tests.infranetes.machines.agentless.fakes import FakeConsole
-from tests.infranetes.machines.agentless.test_agent import ID, AgentCase
 
 OFF = GuestStatus(GuestState.OFF, 5, 9)
 

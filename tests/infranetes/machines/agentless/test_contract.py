@@ -18,8 +18,8 @@ from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver
 from tests.contract import agent as contract
+from tests.infranetes.machines.agentless.agent_case import Told
 from tests.infranetes.machines.agentless.fakes import FakeHypervisor, FakeWay
-from tests.infranetes.machines.agentless.test_agent import Told
 from tests.vmserver.harness import SANDBOX, Agent, run_directory
 from vmserver.containers.machine.provider import MachineConfig, MachineProvider
 
