@@ -40,8 +40,7 @@ def is_half_ended(sandbox: Sandbox) -> bool:
     A boot was begun by an earlier daemon, or is not undone yet, or destroying a VM that was up has failed."""
     if sandbox.state is SandboxState.BOOTING:
         return sandbox.launching is None or sandbox.launching.done
-    ending = sandbox.ending
-    return sandbox.state is SandboxState.READY and ending is not None and ending.done
+    return is_being_vacated(sandbox)
 
 
 def is_being_vacated(sandbox: Sandbox) -> bool:
@@ -202,7 +201,7 @@ class MachineImages:
     async def give_up(self, sandbox: Sandbox) -> None:
         """End the boot and destroy the VM, because the container that it was booted for can't be created."""
         flight = sandbox.launching
-        if flight is not None and not flight.done:
+        if sandbox.state is SandboxState.BOOTING and flight is not None and not flight.done:
             sandbox.aborted = sandbox.aborted or "its container was given up"
             flight.cancel()
             await settled([flight.join()])
@@ -229,6 +228,5 @@ class MachineImages:
         )  # fmt: skip
         await self._inventory.store.put_sandbox(record)
         if sandbox.state in (SandboxState.BOOTING, SandboxState.READY):
-            self._connections.disconnect(sandbox)
             self._inventory.become(sandbox, record)
             sandbox.change_machine(machine_for(self._providers, self._inventory, sandbox))

@@ -39,7 +39,6 @@ from infranetes.providers.interface import Instance, InstanceState
 from infranetes_common.concurrency import Event, Flight, settled, start
 from infranetes_common.errors import (
     AlreadyExists,
-    FailedPrecondition,
     InfranetesError,
     NotFound,
     Unavailable,
@@ -104,7 +103,7 @@ class Sandboxes:
     def claim(self, sandbox: Sandbox) -> None:
         """Record that the client knows this sandbox, and will remove it."""
         self._cancel_desertion(sandbox)
-        if not sandbox.record.claimed and sandbox.state is not SandboxState.LAUNCHING:
+        if not sandbox.record.claimed:
             claimed = attrs.evolve(sandbox.record, claimed=True)
             self._inventory.note(self._inventory.save(sandbox, claimed), f"sandbox {sandbox.id}")
 
@@ -250,11 +249,7 @@ class Sandboxes:
             if not isinstance(error, CancelledError) or await _failed(recording):
                 self._inventory.discard(sandbox)
                 raise
-            if sandbox.state is SandboxState.VACANT:
-                await self._inventory.store.delete_sandbox(sandbox.id)
-                self._inventory.discard(sandbox)
-            else:
-                await self._abandon(sandbox)  # there is a record by now, and perhaps a VM from the pool
+            await self._abandon(sandbox)  # there is a record by now, and perhaps a VM from the pool
             raise Unavailable(f"sandbox {sandbox.id}: {sandbox.failure}") from None
         if sandbox.state is SandboxState.LAUNCHING:
             await self._launch(sandbox)
@@ -323,7 +318,6 @@ class Sandboxes:
         sandbox.deserted = None
 
     def _begin_desertion(self, sandbox: Sandbox) -> None:
-        self._cancel_desertion(sandbox)
         if not self._stopping.happened:
             sandbox.deserted = self._clock.callLater(self._desertion, self._end_deserted, sandbox)
 
@@ -402,8 +396,6 @@ class Sandboxes:
         await self._end(sandbox)
         if sandbox.id not in self._inventory.sandboxes:
             return
-        if sandbox.state is not SandboxState.STOPPED:
-            raise FailedPrecondition(f"sandbox {sandbox.id} is {sandbox.state.value}: stop it first")
         await self._inventory.store.delete_sandbox(sandbox.id)
         sandbox.timeline.note("the pod is removed")
         self._inventory.discard(sandbox)

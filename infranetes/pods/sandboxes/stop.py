@@ -50,8 +50,7 @@ class ContainersEnd:
         kills = [start(self._kill(one, patience)) for one in running]
         others = [one for one in sandbox.containers.values() if one not in running]
         drains = [
-            start(wait_while_advancing(self._clock, one, self._logs.drain(one), patience, sandbox.awaited))
-            for one in others
+            start(wait_while_advancing(self._clock, one, self._logs.drain(one), patience)) for one in others
         ]
         least = self._clock.seconds() + self._stop_seconds + patience
         ends = start(self._bounded(kills, least, sandbox, "ending its containers"))
