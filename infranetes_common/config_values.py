@@ -411,7 +411,7 @@ def _make_converter() -> cattrs.Converter:
         (lambda t: get_origin(t) is Literal, _choice),
         (lambda t: t is Bytes, _bytes),
         (lambda t: t is Seconds, _seconds),
-        (lambda t: t is Any, lambda value, _annotation: value),
+        (lambda t: t in (Any, object), lambda value, _annotation: value),
     ]
     for predicate, hook in hooks:
         converter.register_structure_hook_func(predicate, hook)

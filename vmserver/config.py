@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -64,7 +63,7 @@ class Config:
     """The agent's whole configuration."""
 
     provider: str = "docker"  # the ContainerProvider: docker, oci, systemd, machine or a plug-in's name
-    providers: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)  # Any: checked by each provider
+    providers: Mapping[str, Mapping[str, object]] = attrs.field(factory=dict)
     choices: tuple[str, ...] = ()  # names of further ContainerProviders that a pod may choose
     choice_file: Path = Path("/var/lib/vmserver/provider")  # the name of the pod's choice, kept over reboots
     listen: str = ""  # HOST:PORT in place of the identity's; port 0: any free port

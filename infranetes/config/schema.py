@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Any
 
 import attrs
 from attrs import Attribute
@@ -155,7 +154,7 @@ class Config:
     # A file with the CA that signs the VMs' certificates: PEM, certificate and key. Empty: the node's own.
     ca: str = attrs.field(default="", metadata=outside.names(lambda path: _authority(path)))
     # Each provider's own table, by its name.
-    providers: Mapping[str, Mapping[str, Any]] = attrs.field(  # Any: keys only a provider knows
+    providers: Mapping[str, Mapping[str, object]] = attrs.field(
         factory=dict, metadata={config.HOLDS: _provider_tables}
     )
     # The runtime handlers, besides the empty one, whose pods have no settings of their own.

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import attrs
 from google.protobuf.message import Message
@@ -22,9 +21,10 @@ from infranetes.ctl.shell import enter, execute
 from infranetes.ctl.top import top
 from infranetes.ctl.viewers import vnc
 from infranetes.ctl.watching import Watched, follow
+from infranetes_common.concurrency import Coro
 from infranetes_common.errors import InvalidArgument
 
-Run = Callable[[Session], Coroutine[Any, Any, int]]  # Any: what a coroutine yields
+Run = Callable[[Session], Coro[int]]
 RunOffline = Callable[[argparse.Namespace], int]
 AddArguments = Callable[[argparse.ArgumentParser], None]
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import attrs
 
@@ -38,8 +38,7 @@ from infranetes.providers.tenants import split
 from infranetes_common.errors import ConfigError
 from infranetes_common.reactors import IReactor
 
-# Any: only the provider knows the types in its own table.
-MakeProvider = Callable[[IReactor, str, Mapping[str, Any], ProviderContext], IPodProvider]
+MakeProvider = Callable[[IReactor, str, Mapping[str, object], ProviderContext], IPodProvider]
 """Makes the provider of a name; see `infranetes.providers.registry.create`."""
 
 Images = Store | SeveralStores | NodeImages

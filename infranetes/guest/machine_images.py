@@ -7,9 +7,9 @@ import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -28,7 +28,7 @@ from infranetes.images.reference import Reference, parse
 from infranetes.images.skopeo import classify
 from infranetes.images.store import ImageStore
 from infranetes_common.commands import Command, run
-from infranetes_common.concurrency import run_in_thread
+from infranetes_common.concurrency import Coro, run_in_thread
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.reactors import IReactor
 
@@ -174,7 +174,7 @@ def _is_plain(disk: Path) -> bool:
     return not (compressed or closed)
 
 
-def in_reactor(work: Callable[[IReactor], Coroutine[Any, Any, T]]) -> T:  # Any: whatever it awaits
+def in_reactor(work: Callable[[IReactor], Coro[T]]) -> T:
     """Do something in a reactor, which runs for it alone; return its result."""
     ended: list[T | Failure] = []
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
 
 import attrs
 
@@ -44,21 +43,26 @@ def split(name: str) -> tuple[str, str]:
     return provider, tenant
 
 
-def tables(table: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:  # Any: TOML
+def tables(table: Mapping[str, object]) -> Mapping[str, Mapping[str, object]]:
     """Return the tables of tenants in a provider's table, which need not be checked yet."""
     listed = table.get("tenants")
     its = listed if isinstance(listed, Mapping) else {}
     return {str(name): each for name, each in its.items() if isinstance(each, Mapping)}
 
 
-def merged(table: Mapping[str, Any], tenant: str) -> dict[str, Any]:  # Any: TOML
+def names(value: object) -> tuple[str, ...]:
+    """Return the names in a list of a table, whose form is checked elsewhere; none: it is no list."""
+    return tuple(value) if isinstance(value, list | tuple) else ()
+
+
+def merged(table: Mapping[str, object], tenant: str) -> dict[str, object]:
     """Return the provider's table as it is for a tenant: what the tenant's own table says goes first."""
     its = tables(table).get(tenant, {})
     common = {key: value for key, value in table.items() if key not in _OWN}
     return {**common, **{key: value for key, value in its.items() if key != NAMESPACES}}
 
 
-def in_words_of(tenant: str, table: Mapping[str, Any], provider: str, words: str) -> str:  # Any: TOML
+def in_words_of(tenant: str, table: Mapping[str, object], provider: str, words: str) -> str:
     """Return a `ConfigError`'s words on a merged table with the tenant's own keys where they are."""
     for key in tables(table).get(tenant, {}):
         words = words.replace(f"providers.{provider}.{key}:", f"providers.{provider}.tenants.{tenant}.{key}:")
@@ -90,11 +94,11 @@ class Tenants:
     required: bool = False
 
     @classmethod
-    def of(cls, provider: str, table: Mapping[str, Any]) -> Tenants:  # Any: TOML
+    def of(cls, provider: str, table: Mapping[str, object]) -> Tenants:
         """Return those of a provider's table, which the provider has checked."""
-        tenants = tuple(Tenant(name, tuple(its.get(NAMESPACES, ()))) for name, its in tables(table).items())
-        allowed = table.get("allowed_tenants", ())
-        return cls(provider, tenants, tuple(allowed), bool(table.get("require_tenant", False)))
+        tenants = tuple(Tenant(name, names(its.get(NAMESPACES))) for name, its in tables(table).items())
+        allowed = names(table.get("allowed_tenants"))
+        return cls(provider, tenants, allowed, bool(table.get("require_tenant", False)))
 
     def choose(self, namespace: str, by_handler: str, annotations: Mapping[str, str]) -> str:
         """Return the tenant of a pod; "": none. See the table above.
@@ -153,7 +157,7 @@ class Tenants:
         return f"providers.{self.provider}.{name}"
 
 
-def all_tenants(providers: Mapping[str, Mapping[str, Any]]) -> Iterator[Tenants]:  # Any: TOML
+def all_tenants(providers: Mapping[str, Mapping[str, object]]) -> Iterator[Tenants]:
     """Yield the tenants of each provider that has a table. :param providers: the tables."""
     for name, table in providers.items():
         yield Tenants.of(name, table)

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
-from typing import Any, NoReturn, Protocol, cast
+from typing import NoReturn, Protocol, cast
 
 import h11
 from twisted.internet.address import IPv4Address
@@ -40,6 +40,7 @@ from infranetes.streaming.spdywire import SpdyWire
 from infranetes.streaming.tokens import Tokens
 from infranetes.streaming.tunnel import TunnelWire
 from infranetes.streaming.websocketwire import WebSocketWire
+from infranetes_common.concurrency import Coro
 from infranetes_common.concurrency import start as run
 from infranetes_common.crowding import one_too_many, source_of
 from infranetes_common.errors import FailedPrecondition
@@ -55,7 +56,7 @@ MAX_CONNECTIONS = 1000
 
 _KINDS = ("exec", "attach", "portforward")
 
-Session = Coroutine[Any, Any, None]  # Any: what a coroutine yields
+Session = Coro[None]
 
 
 class Agents(Protocol):

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
@@ -15,6 +14,7 @@ from twisted.python.failure import Failure
 from infranetes.machines.sessions import PortForwardCall, SessionCall
 from infranetes.streaming import status
 from infranetes.streaming.channels import Channel, ChannelClosed
+from infranetes_common.concurrency import Coro
 from infranetes_common.concurrency import start as run
 from infranetes_common.errors import InfranetesError
 from infranetes_common.wire import cri, vmserver
@@ -167,7 +167,7 @@ async def _pump_connection(call: PortForwardCall, data: Channel) -> None:
     await call.done_sending()
 
 
-def _spawn(body: Coroutine[Any, Any, None]) -> Deferred[None]:  # Any: what a coroutine yields
+def _spawn(body: Coro[None]) -> Deferred[None]:
     """Run a pump beside the session. Its end needs no report: the session's output tells what ended that."""
     pump = run(body)
 

@@ -14,6 +14,7 @@ Use Twisted's own where they fit: `DeferredLock` for one lock, `DeferredSemaphor
 `settled`          wait until all of several have ended, even if some fail
 `until_ended`      wait for an end, even if the wait is cancelled; `to_its_end`: for its result too
 `Flight`           work that several callers share and that outlives them
+`Coro`             the type of a coroutine of `async def`
 `Event`            something that happens once
 `Notifier`         wakes all waiters, any number of times
 `KeyedLock`        a lock per key
@@ -31,6 +32,7 @@ from infranetes_common.concurrency.backoff import backoff
 from infranetes_common.concurrency.event import Event
 from infranetes_common.concurrency.files import lock_file, lock_file_within, replace_file, sync_directory
 from infranetes_common.concurrency.flight import (
+    Coro,
     Flight,
     Work,
     cancellable,
@@ -52,6 +54,7 @@ __all__ = [
     "IMAGES",
     "KEEPING",
     "LOGS",
+    "Coro",
     "Event",
     "Flight",
     "KeyedLock",

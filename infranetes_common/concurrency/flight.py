@@ -19,11 +19,14 @@ from infranetes_common.errors import DeadlineExceeded
 T = TypeVar("T")
 P = ParamSpec("P")
 
-Work: TypeAlias = Deferred[T] | Coroutine[Any, Any, T]  # Any: whatever the coroutine awaits
+Coro: TypeAlias = Coroutine[Any, Any, T]  # Any: whatever it awaits
+"""A coroutine that a Deferred can be made of, as `async def` gives them."""
+
+Work: TypeAlias = Deferred[T] | Coro[T]
 """The argument of the functions below: a Deferred, or a coroutine, which they start."""
 
 
-def start(work: Coroutine[Any, Any, T]) -> Deferred[T]:  # Any: whatever it awaits
+def start(work: Coro[T]) -> Deferred[T]:
     """Start a coroutine: `Deferred.fromCoroutine`, with its type kept.
 
     Cancelling the Deferred raises `CancelledError` in the coroutine, at its present `await`.
@@ -31,7 +34,7 @@ def start(work: Coroutine[Any, Any, T]) -> Deferred[T]:  # Any: whatever it awai
     return Deferred.fromCoroutine(work)
 
 
-def deferred(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Deferred[T]]:  # Any: as above
+def deferred(method: Callable[P, Coro[T]]) -> Callable[P, Deferred[T]]:
     """Make an `async def` function return a Deferred, for interfaces and callers that expect one.
 
     The body starts when the function is called, not when its result is awaited.

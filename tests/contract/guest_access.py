@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -18,6 +18,7 @@ from zope.interface.verify import verifyObject
 
 from infranetes.machines.agentless.access import GuestFile, IGuestAccess
 from infranetes.machines.sessions import SessionCall
+from infranetes_common.concurrency import Coro
 from infranetes_common.errors import (
     DeadlineExceeded,
     InfranetesError,
@@ -89,7 +90,7 @@ class GuestAccessContract(_Base):
         self.addCleanup(lambda: Deferred.fromCoroutine(self.access.close()))
         self.directory = f"/tmp/guest-access-{secrets.token_hex(6)}"
 
-    async def timed(self, work: Coroutine[Any, Any, T]) -> T:
+    async def timed(self, work: Coro[T]) -> T:
         """Await a call, for at most as long as one may take."""
         return await Deferred.fromCoroutine(work).addTimeout(self.call_seconds, reactor)
 
@@ -101,7 +102,7 @@ class GuestAccessContract(_Base):
     async def shell(self, script: str, **options: Any) -> vmserver.ExecSyncResponse:
         return await self.exec("sh", "-c", script, **options)
 
-    async def refused(self, kind: type[InfranetesError], work: Coroutine[Any, Any, Any]) -> str:
+    async def refused(self, kind: type[InfranetesError], work: Coro[Any]) -> str:
         """Check that a call fails with this kind of error; return its message."""
         try:
             await self.timed(work)

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.defer import CancelledError
 from twisted.internet.endpoints import UNIXServerEndpoint
@@ -16,7 +14,7 @@ from twisted.trial.unittest import TestCase
 
 from demo.daemon import Daemon
 from demo.pod import remove_all
-from infranetes_common.concurrency import start
+from infranetes_common.concurrency import Coro, start
 from infranetes_common.reactors import installed
 from infranetes_common.wire.cri_rpcs import RuntimeStub
 from tests.support.waiting import until
@@ -49,7 +47,7 @@ class CancelledTests(TestCase):
         self.channel: Channel = self.daemon.channel()
         self.addCleanup(self.channel.close)
 
-    async def check_it_ends(self, wait: Coroutine[Any, Any, object]) -> None:
+    async def check_it_ends(self, wait: Coro[object]) -> None:
         waiting = start(wait)
         await until(lambda: self.server.connections, "a connection")
         self.assertNoResult(waiting)

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TypeVar
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes_common.concurrency import start
+from infranetes_common.concurrency import Coro, start
 from infranetes_common.errors import DeadlineExceeded, InfranetesError, InvalidArgument
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
@@ -178,7 +178,7 @@ def _bounded(data: bytes) -> bytes:
 
 
 def _feed_beside(
-    feed: Coroutine[Any, Any, None],  # Any: whatever the coroutine yields
+    feed: Coro[None],
     output: Output,
 ) -> Deferred[None]:
     """Write the input while the output is read. An error in the input ends the output."""

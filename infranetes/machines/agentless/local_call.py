@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from infranetes_common.concurrency import Notifier
+from infranetes_common.concurrency import Coro, Notifier
 from infranetes_common.concurrency import start as run
 from infranetes_common.errors import InfranetesError, InvalidArgument
 from infranetes_common.wire import vmserver
@@ -49,7 +49,7 @@ class Served:
             await self._call._output(stream, data)
 
 
-Serve: TypeAlias = Callable[[Served], Coroutine[Any, Any, int]]  # Any: whatever it awaits
+Serve: TypeAlias = Callable[[Served], Coro[int]]
 """Serves a session to its end, and returns its exit code. What it raises is raised in the client, behind all
 that was written. It is cancelled when the client cancels."""
 

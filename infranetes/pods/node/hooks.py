@@ -22,17 +22,17 @@ A hook that fails fails the call that it is part of, unless its docstring says o
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from infranetes.pods.store.records import Contents
 from infranetes.providers.interface import Attachment
-from infranetes_common.concurrency import Work, settled
+from infranetes_common.concurrency import Coro, Work, settled
 from infranetes_common.errors import InfranetesError
 from infranetes_common.wire import cri, vmserver
 
@@ -408,7 +408,7 @@ class Features:
         return [(feature, outcome) for feature, outcome in zip(self, outcomes, strict=True) if outcome]
 
 
-async def _all(hooks: Iterable[Coroutine[Any, Any, None]]) -> None:  # Any: what a coroutine yields
+async def _all(hooks: Iterable[Coro[None]]) -> None:
     """Do all, one after the other. :raise InfranetesError: the first one's failure, at the end."""
     errors: list[InfranetesError] = []
     for hook in hooks:

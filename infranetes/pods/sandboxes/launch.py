@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 import attrs
 from twisted.internet.defer import CancelledError
@@ -26,7 +25,7 @@ from infranetes.pods.vm.vm_request import vm_request
 from infranetes.providers.interface import InstanceState
 from infranetes.providers.machine_images import GuestBoot, ImageBoot
 from infranetes.tracing.spans import step
-from infranetes_common.concurrency import Event, shielded, within
+from infranetes_common.concurrency import Coro, Event, shielded, within
 from infranetes_common.errors import Unavailable
 from infranetes_common.nanoseconds import nanoseconds
 from infranetes_common.wire import cri
@@ -36,7 +35,7 @@ IDLE_SECONDS = 3.0  # without the start of a container, until a VM counts as idl
 _log = Logger()
 
 
-Undo = Callable[[Sandbox], Coroutine[Any, Any, None]]  # Any: what a coroutine yields
+Undo = Callable[[Sandbox], Coro[None]]
 """Takes a sandbox out of LAUNCHING or BOOTING and destroys its VM, if there is one; logs failures."""
 Prepare = Callable[[], Awaitable[ImageBoot | GuestBoot | None]]
 """Makes ready what a BOOTING sandbox's VM boots, unless its cloud has that and needs to be told

@@ -8,9 +8,7 @@ ended, and so is a sandbox whose id no client has received or used.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from functools import partial
-from typing import Any
 
 import attrs
 from twisted.internet.defer import CancelledError
@@ -36,7 +34,7 @@ from infranetes.pods.vm.container_providers import check_container_provider, che
 from infranetes.pods.vm.sandbox_vm import adopt, machine_for, zone_for
 from infranetes.pods.vm.vm_size import RequestedSizes
 from infranetes.providers.interface import Instance, InstanceState
-from infranetes_common.concurrency import Event, Flight, settled, start
+from infranetes_common.concurrency import Coro, Event, Flight, settled, start
 from infranetes_common.errors import (
     AlreadyExists,
     InfranetesError,
@@ -274,7 +272,7 @@ class Sandboxes:
                 return
         await self._inventory.store.put_sandbox(sandbox.record)
 
-    def _launch(self, sandbox: Sandbox) -> Coroutine[Any, Any, None]:  # Any: what the coroutine yields
+    def _launch(self, sandbox: Sandbox) -> Coro[None]:
         return self._launches.launch(sandbox, self._abandon)
 
     async def _abandon(self, sandbox: Sandbox) -> None:

@@ -8,10 +8,10 @@ it as ever. When the daemon is killed, this ends by itself: see `probe_table`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import AddressValueError, IPv4Address
-from typing import Any, cast
+from typing import cast
 
 from twisted.internet.address import IPv4Address as IPv4
 from twisted.internet.defer import CancelledError, Deferred, maybeDeferred
@@ -27,7 +27,7 @@ from infranetes.pods.sleeping.answers import Answers
 from infranetes.pods.sleeping.probe_table import ANSWERED_SECONDS, ProbeTable
 from infranetes.pods.sleeping.stand_in import StandIn
 from infranetes.pods.store.states import SandboxState
-from infranetes_common.concurrency import Flight, settled, sleep, start, within
+from infranetes_common.concurrency import Coro, Flight, settled, sleep, start, within
 from infranetes_common.errors import InfranetesError, Unavailable
 from infranetes_common.identity import AGENT_PORT
 from infranetes_common.reactors import IReactor
@@ -54,7 +54,7 @@ class ConnectionProbes(PodFeature):
         reactor: IReactor,
         table: ProbeTable,
         seconds: Callable[[Sandbox], float],
-        awake: Callable[[str], Coroutine[Any, Any, None]],
+        awake: Callable[[str], Coro[None]],
     ) -> None:
         self._reactor = reactor
         self._table = table

@@ -21,10 +21,10 @@ A launch goes on when its caller goes away; the next call for its token waits fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from ipaddress import IPv4Network
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
@@ -86,7 +86,7 @@ from infranetes.providers.stopping import IStopsVms
 from infranetes.providers.tenant_volumes import TenantVolumes
 from infranetes.providers.tenants import node_provider_name
 from infranetes.providers.volumes import IHasVolumes
-from infranetes_common.concurrency import KeyedLock, deferred, run_in_thread, sleep
+from infranetes_common.concurrency import Coro, KeyedLock, deferred, run_in_thread, sleep
 from infranetes_common.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -338,7 +338,7 @@ class CloudProvider(Generic[D]):
 
     # ---- Bodies
 
-    def _task(self, work: Coroutine[Any, Any, T], key: str = "") -> Deferred[T]:  # Any: awaits anything
+    def _task(self, work: Coro[T], key: str = "") -> Deferred[T]:
         """Run `work` as a task; clouds' errors become Infranetes' errors."""
 
         async def translated() -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import ClassVar, Literal, TypeAlias, TypeVar
 
 import attrs
 
@@ -70,7 +70,7 @@ class CloudSettings:
     allowed_elastic_addresses: tuple[str, ...] = ()
     allow_public_address: bool = False
     # The tenants by name, each a table with its own values of TENANT_KEYS, and its namespaces.
-    tenants: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict, validator=are_tenants)  # Any: TOML
+    tenants: Mapping[str, Mapping[str, object]] = attrs.field(factory=dict, validator=are_tenants)
     allowed_tenants: tuple[str, ...] = ()  # those that pods may name by annotation, with * and ?
     require_tenant: bool = False  # whether pods of no tenant are refused
     # How many sizes are tried if the cloud has no capacity.

@@ -11,11 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import attrs
 
-from infranetes.providers.tenants import NAMESPACES
+from infranetes.providers.tenants import NAMESPACES, names
 
 NAME = r"[a-z0-9](?:[-a-z0-9]{0,30}[a-z0-9])?"
 # The keys that limit what pods may ask for, which every cloud's tenants may have.
@@ -40,8 +40,8 @@ class _CloudSettings(Protocol):
 
 def are_tenants(
     instance: _CloudSettings,
-    attribute: attrs.Attribute[Mapping[str, Mapping[str, Any]]],  # Any: TOML
-    value: Mapping[str, Mapping[str, Any]],
+    attribute: attrs.Attribute[Mapping[str, Mapping[str, object]]],
+    value: Mapping[str, Mapping[str, object]],
 ) -> None:
     """Refuse tables that are no tenants. Their values are checked with the keys that they stand for.
 
@@ -58,7 +58,7 @@ def are_tenants(
         if not any(key in own for key in table):
             raise ValueError(f"{name}: it has nothing of its own; give it one of {', '.join(own)}")
         _check_namespaces(name, table.get(NAMESPACES, ()))
-    listed = Counter(one for table in value.values() for one in {*table.get(NAMESPACES, ())})
+    listed = Counter(one for table in value.values() for one in {*names(table.get(NAMESPACES))})
     for namespace, times in listed.items():
         if times > 1:
             raise ValueError(f"{times} tenants list the namespace {namespace!r}, which can be of one only")

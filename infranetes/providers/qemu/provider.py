@@ -8,7 +8,7 @@ its arguments. So a daemon that follows one which was killed at any instant know
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -91,7 +91,7 @@ from infranetes.providers.qemu.volumes.volumes import QemuVolumes
 from infranetes.providers.sleeping import Activity, ISleeps, Slept
 from infranetes.providers.subnet import subnet
 from infranetes.providers.volumes import IHasVolumes
-from infranetes_common.concurrency import Flight, KeyedLock, deferred, run_in_thread, settled, within
+from infranetes_common.concurrency import Coro, Flight, KeyedLock, deferred, run_in_thread, settled, within
 from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
 from infranetes_common.pod_firewall import PodFirewall
 from infranetes_common.reactors import IReactor
@@ -547,7 +547,7 @@ class QemuProvider:
             except Exception:
                 _log.failure("a watcher of VMs' ends failed over {vm}", vm=vm.record.id)
 
-    def _to_the_end(self, work: Coroutine[Any, Any, _T]) -> Deferred[_T]:  # Any: of no interest
+    def _to_the_end(self, work: Coro[_T]) -> Deferred[_T]:
         """Start work that goes on when its caller is cancelled, so that no VM is left half made or gone."""
         flight = Flight(work)
         self._under_way = [*(each for each in self._under_way if not each.done), flight]

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from twisted.trial.unittest import TestCase
 
 from infranetes.images import ImagesConfig, ImageStore
 from infranetes.images.disks import Make
+from infranetes_common.concurrency import Coro
 from infranetes_common.reactors import installed
 from tests.support import oci
 from tests.support.registry import Registry
@@ -58,7 +58,7 @@ class StoreCase(TestCase):
         await store.start()
         return store
 
-    def run_(self, body: Coroutine[Any, Any, Any]) -> Deferred[Any]:
+    def run_(self, body: Coro[Any]) -> Deferred[Any]:
         return Deferred.fromCoroutine(body)
 
     async def fails(self, kind: type[Exception], waiting: Any) -> str:

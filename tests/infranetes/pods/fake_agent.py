@@ -9,17 +9,17 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
-    Coroutine,
     Iterable,
     Mapping,
     Sequence,
 )
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar, cast
 
 from twisted.internet.defer import Deferred
 
 from infranetes.machines.keeping import Adoption, Hook
 from infranetes.providers.interface import MemoryRange
+from infranetes_common.concurrency import Coro
 from infranetes_common.errors import FailedPrecondition, NotFound, Unavailable
 from infranetes_common.nfs import NfsMount
 from infranetes_common.pod_firewall import PodFirewall
@@ -31,7 +31,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def call(method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+def call(method: Callable[P, Awaitable[T]]) -> Callable[P, Coro[T]]:
     """Make a method of FakeAgent a call to it, which the scheduler lets happen."""
     name = getattr(method, "__name__", "")
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -51,7 +51,7 @@ from infranetes.pods.sandboxes.machine_images import BootSources
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.vm.listing import Listing
 from infranetes.providers.interface import Instance, IPodProvider
-from infranetes_common.concurrency import Event, start
+from infranetes_common.concurrency import Coro, Event, start
 from infranetes_common.nanoseconds import nanoseconds
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import cri
@@ -394,7 +394,7 @@ class FakeNode:
             self.clock.advance(step)
 
 
-def at_once(work: Coroutine[Any, Any, None]) -> None:
+def at_once(work: Coro[None]) -> None:
     """Do what needs no time."""
     done = start(work)
     assert done.called

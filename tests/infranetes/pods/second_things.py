@@ -9,7 +9,7 @@ when everything has come to rest.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -26,7 +26,7 @@ from infranetes.pods.node.inventory import Container, Sandbox
 from infranetes.pods.store.states import ALIVE, ContainerState, SandboxState
 from infranetes.policies.interface import LocalPod
 from infranetes.providers.interface import IBoundsStarts, Instance, InstanceSpec
-from infranetes_common.concurrency import start
+from infranetes_common.concurrency import Coro, start
 from infranetes_common.errors import InfranetesError
 from infranetes_common.pod_firewall import CLOSED, PodFirewall
 from infranetes_common.wire import cri
@@ -233,7 +233,7 @@ class World(FakeNode):
             self.provider_ready()
         self.scheduler.kind = False
 
-    def now(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def now(self, work: Coro[Any]) -> Any:
         """Return the result of work that has one at once, as the world is kind."""
         results: list[Any] = []
         start(work).addBoth(results.append)
@@ -331,7 +331,7 @@ class World(FakeNode):
 
     # ---- calls
 
-    def call(self, words: str, work: Coroutine[Any, Any, Any]) -> Deferred[Any]:
+    def call(self, words: str, work: Coro[Any]) -> Deferred[Any]:
         """Ask the daemon for something. An InfranetesError is an answer, any other error is a fault."""
         self.scheduler.note(f"> {words}")
         node, asked = self.node, start(work)

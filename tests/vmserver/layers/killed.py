@@ -16,14 +16,14 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
 from twisted.internet.epollreactor import EPollReactor
 
-from infranetes_common.concurrency import start
+from infranetes_common.concurrency import Coro, start
 from tests.support.erofs import Layer, layer
 from vmserver.layers.arrival import Arrival, BroughtLayer
 from vmserver.layers.images import LayerImages
@@ -46,7 +46,7 @@ BIG = hashlib.sha256(b"0123456789abcdef" * 20_000).digest()
 CONFIGURATION = json.dumps({"rootfs": {"diff_ids": [LAYER.diff_id]}}).encode()
 IMAGE = f"sha256:{hashlib.sha256(CONFIGURATION).hexdigest()}"
 
-Life = Callable[[LayerStore, LayerImages], Coroutine[Any, Any, None]]
+Life = Callable[[LayerStore, LayerImages], Coro[None]]
 
 
 class Killer:

@@ -8,9 +8,9 @@ grace period) cost a connection each and nothing else.
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import quote, urlencode
 
 from twisted.internet.defer import CancelledError, Deferred, TimeoutError
@@ -32,7 +32,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgentEndpointFactory, IBodyProducer, IResponse
 from zope.interface import implementer
 
-from infranetes_common.concurrency import cancellable, deferred, sleep, start
+from infranetes_common.concurrency import Coro, cancellable, deferred, sleep, start
 from infranetes_common.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -75,7 +75,6 @@ _KINDS: dict[int, type[InfranetesError]] = {
 }
 
 T = TypeVar("T")
-_Work: TypeAlias = Coroutine[Deferred[Any], Any, T]  # Any: whatever the coroutine awaits
 
 
 class EngineError(Exception):
@@ -139,7 +138,7 @@ class Engine:
                 "connections to Docker's engine did not close within {seconds} s", seconds=CLOSE_SECONDS
             )
 
-    def run_in_background(self, work: _Work[None]) -> None:
+    def run_in_background(self, work: Coro[None]) -> None:
         """Run `work` without waiting for it. `close` cancels it; errors are logged."""
         running = start(work)
         self._pending.add(running)
@@ -238,7 +237,7 @@ class Engine:
         response: IResponse = await agent.request(method.encode(), uri.encode(), headers, body)
         return response
 
-    async def _within(self, seconds: float, work: _Work[T], what: str) -> T:
+    async def _within(self, seconds: float, work: Coro[T], what: str) -> T:
         if self._closed:
             work.close()
             raise Unavailable(f"the agent is stopping: no {what} is sent to Docker's engine")

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import attrs
 from twisted.conch.ssh.keys import BadKeyError, EncryptedKeyError, Key
@@ -24,7 +24,7 @@ from infranetes.machines.agentless.ssh.keys import key_blob, key_line
 from infranetes.machines.agentless.ssh.shells import check_posix
 from infranetes.machines.agentless.ssh.transport import Identity, another_key
 from infranetes.machines.sessions import SessionCall
-from infranetes_common.concurrency import run_in_thread, sleep, within
+from infranetes_common.concurrency import Coro, run_in_thread, sleep, within
 from infranetes_common.endpoints import tcp_endpoint
 from infranetes_common.errors import (
     DeadlineExceeded,
@@ -182,8 +182,7 @@ class SshAccess:
         with self._named():
             check_posix(await self._commands.shell(), what)
 
-    # Any: whatever it awaits
-    async def _within(self, seconds: float, work: Coroutine[Any, Any, T], late: str) -> T:
+    async def _within(self, seconds: float, work: Coro[T], late: str) -> T:
         try:
             return await within(self._reactor, seconds, work, "")
         except DeadlineExceeded:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
 
@@ -17,6 +17,8 @@ from infranetes_common import config_outside as outside
 if TYPE_CHECKING:
     from libcloud.compute.base import NodeDriver
 
+Table = Mapping[str, object]
+
 _OWN = ("name", "size", "image", "location")  # arguments of create_node that the daemon gives
 
 
@@ -28,12 +30,12 @@ def _is_driver(instance: Settings, attribute: attrs.Attribute[str], value: str) 
         raise ValueError(f"libcloud's driver {value} tells no sizes, of which one could be chosen")
 
 
-def _are_of_driver(instance: Settings, attribute: attrs.Attribute[Any], value: Mapping[str, object]) -> None:
+def _are_of_driver(instance: Settings, attribute: attrs.Attribute[Table], value: Table) -> None:
     if (found := instance.concrete) and (words := dialects.unknown(found.__init__, value)):
         raise ValueError(words)
 
 
-def _are_of_create(instance: Settings, attribute: attrs.Attribute[Any], value: Mapping[str, object]) -> None:
+def _are_of_create(instance: Settings, attribute: attrs.Attribute[Table], value: Table) -> None:
     if (found := instance.concrete) is None:
         return
     if taken := [name for name in value if name in _OWN]:
@@ -64,7 +66,9 @@ def _has_image(instance: Settings, attribute: attrs.Attribute[str], value: str) 
         raise ValueError("it has to be given: an image's id or name")
 
 
-def _are_locations(instance: Settings, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
+def _are_locations(
+    instance: Settings, attribute: attrs.Attribute[tuple[str, ...]], value: tuple[str, ...]
+) -> None:
     if found := instance.concrete:
         has_some = dialects.overrides(found, "list_locations")
         if value and not (has_some and dialects.takes(found.create_node, "location")):
@@ -84,7 +88,7 @@ class Settings(CloudSettings):
     # A TOML file with the driver's arguments that are secret.
     credentials_file: str = attrs.field(validator=not_empty)
     # The driver's other arguments.
-    arguments: Mapping[str, Any] = attrs.field(factory=dict, validator=_are_of_driver)  # Any: TOML
+    arguments: Mapping[str, object] = attrs.field(factory=dict, validator=_are_of_driver)
     # The API's address; empty: the driver's own.
     endpoint: str = attrs.field(default="", validator=matching(ENDPOINT, "https://HOST or https://HOST:PORT"))
     # Ids or names of locations, tried in this order.
@@ -93,7 +97,7 @@ class Settings(CloudSettings):
     image: str = attrs.field(default="", validator=_has_image)
     user_data: str = attrs.field(default="", validator=_takes_user_data)  # empty: as in `dialects`
     # Further arguments of create_node.
-    create: Mapping[str, Any] = attrs.field(factory=dict, validator=_are_of_create)  # Any: TOML
+    create: Mapping[str, object] = attrs.field(factory=dict, validator=_are_of_create)
     # Which of a VM's addresses is the pod's; empty: as in `dialects`.
     pod_address: Literal["", "private", "public"] = ""
     settle_seconds: float = attrs.field(default=30.0, validator=attrs.validators.ge(0.0))

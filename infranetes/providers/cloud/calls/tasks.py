@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
 from twisted.internet.defer import Deferred, fail
 from twisted.python.failure import Failure
 
-from infranetes_common.concurrency import Flight, start
+from infranetes_common.concurrency import Coro, Flight, start
 from infranetes_common.errors import Unavailable
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ class Tasks:
         self._stopped = False
         self.abandoned: set[str] = set()
 
-    def start(self, work: Coroutine[Any, Any, T], key: str = "") -> Deferred[T]:  # Any: awaits anything
+    def start(self, work: Coro[T], key: str = "") -> Deferred[T]:
         """Start a task. Cancelling what is returned does not cancel the task.
 
         :param key: what is in `abandoned` while the task goes on without its caller; "": nothing."""

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred, TimeoutError
@@ -31,7 +31,7 @@ from infranetes.providers.cloud.interface import (
 from infranetes.providers.cloud.settings import CloudSettings
 from infranetes.providers.cloud.vms.ledger import Ledger
 from infranetes.providers.interface import InstanceState
-from infranetes_common.concurrency import run_in_thread
+from infranetes_common.concurrency import Coro, run_in_thread
 from infranetes_common.errors import NotFound, ResourceExhausted
 from infranetes_common.reactors import IReactor
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 class RunTask(Protocol):
     """Runs a task of the provider's, whose errors are Infranetes' errors."""
 
-    def __call__(self, work: Coroutine[Any, Any, T]) -> Deferred[T]: ...  # Any: awaits anything
+    def __call__(self, work: Coro[T]) -> Deferred[T]: ...
 
 
 @attrs.frozen
@@ -234,7 +234,7 @@ class _Vm(Generic[D]):
     async def save(self, record: GuestRecord) -> None:
         await self._save(record)
 
-    def task(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:  # Any: awaits anything
+    def task(self, work: Coro[T]) -> Deferred[T]:
         return self._around.task(work)
 
 

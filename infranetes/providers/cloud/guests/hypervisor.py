@@ -10,8 +10,8 @@ CRASHED      the cloud says that it has failed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -25,7 +25,7 @@ from infranetes.providers.cloud.interface import CloudVM
 from infranetes.providers.hypervisor import GuestState, GuestStatus, GuestUsage, IHypervisor
 from infranetes.providers.interface import InstanceState
 from infranetes.providers.machine_images import Cd
-from infranetes_common.concurrency import Flight, deferred
+from infranetes_common.concurrency import Coro, Flight, deferred
 from infranetes_common.errors import InfranetesError, NotFound, NotOffered, Unavailable
 from infranetes_common.identity import Network
 
@@ -55,7 +55,7 @@ class GuestVm(Protocol):
     async def save(self, record: GuestRecord) -> None:
         """Remember a record. :raise ResourceExhausted: there is no room."""
 
-    def task(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:  # Any: awaits anything
+    def task(self, work: Coro[T]) -> Deferred[T]:
         """Run `work`, which goes on when its caller goes away."""
 
 

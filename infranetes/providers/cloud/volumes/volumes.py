@@ -24,9 +24,9 @@ was carried out though the answer was lost.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -48,7 +48,7 @@ from infranetes.providers.cloud.volumes.disks import (
 )
 from infranetes.providers.interface import InstanceState
 from infranetes.providers.volumes import MAX_NAME, ZONE, ISnapshots, IVolumes, VolumeDisk, VolumeSource
-from infranetes_common.concurrency import KeyedLock
+from infranetes_common.concurrency import Coro, KeyedLock
 from infranetes_common.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -372,7 +372,7 @@ class CloudVolumes(Generic[D]):
 
     # ---- Calls
 
-    def task(self, work: Coroutine[Any, Any, T]) -> Deferred[T]:  # Any: awaits anything
+    def task(self, work: Coro[T]) -> Deferred[T]:
         """Run `work` to its end, even if its caller goes away; clouds' errors become Infranetes' errors."""
 
         async def translated() -> T:

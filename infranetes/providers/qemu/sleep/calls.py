@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from twisted.internet.defer import CancelledError
@@ -12,7 +12,7 @@ from infranetes.providers.qemu.sleep.activity import thd_activity
 from infranetes.providers.qemu.sleep.sleeper import Node, Sleeper
 from infranetes.providers.qemu.vm.vm import Vm
 from infranetes.providers.sleeping import Activity, Slept
-from infranetes_common.concurrency import Flight, KeyedLock, run_in_thread
+from infranetes_common.concurrency import Coro, Flight, KeyedLock, run_in_thread
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import IReactor
 
@@ -65,9 +65,7 @@ class SleepCalls:
         for flight in self._under_way.values():
             flight.cancel()
 
-    async def _one_at_a_time(
-        self, instance_id: str, work: Callable[[Vm], Coroutine[Any, Any, _T]]
-    ) -> _T:  # Any: of no interest
+    async def _one_at_a_time(self, instance_id: str, work: Callable[[Vm], Coro[_T]]) -> _T:
         token = self._find(instance_id).record.token
         async with self._tokens_in_work.held(token):
             flight = self._under_way[token] = Flight(work(self._find(instance_id)))

@@ -24,11 +24,11 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from threading import Event
-from typing import Any, Protocol
+from typing import Protocol
 
 import attrs
 from twisted.internet.defer import CancelledError, DeferredSemaphore
@@ -66,7 +66,7 @@ from infranetes.providers.qemu.vm.disks import Disks, as_unavailable
 from infranetes.providers.qemu.vm.record import VmRecord
 from infranetes.providers.qemu.vm.vm import Vm
 from infranetes.providers.sleeping import Slept
-from infranetes_common.concurrency import KEEPING, Flight, run_in_thread, settled
+from infranetes_common.concurrency import KEEPING, Coro, Flight, run_in_thread, settled
 from infranetes_common.errors import FailedPrecondition, InfranetesError, ResourceExhausted, Unavailable
 from infranetes_common.reactors import IReactor
 
@@ -457,7 +457,7 @@ class Sleeper:
         await run_in_thread(self._reactor, records.thd_write, directory, record, purpose=KEEPING)
 
 
-async def _whole(work: Coroutine[Any, Any, None]) -> None:  # Any: of no interest
+async def _whole(work: Coro[None]) -> None:
     """Do work to its end, also when the caller is cancelled meanwhile."""
     doing = Flight(work)
     while True:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -40,7 +40,16 @@ from infranetes.providers.qemu.vm.introduction import Introduction
 from infranetes.providers.qemu.vm.record import Guest, Phase, VmRecord
 from infranetes.providers.qemu.vm.vm import Vm
 from infranetes_common.commands import shell_code
-from infranetes_common.concurrency import Flight, backoff, deferred, run_in_thread, settled, sleep, start
+from infranetes_common.concurrency import (
+    Coro,
+    Flight,
+    backoff,
+    deferred,
+    run_in_thread,
+    settled,
+    sleep,
+    start,
+)
 from infranetes_common.errors import DeadlineExceeded, InfranetesError, NotFound, Unavailable
 from infranetes_common.identity import Network
 from infranetes_common.reactors import IReactor
@@ -417,7 +426,7 @@ class Hypervisor:
         finally:
             self._following = None
 
-    def _start(self, work: Coroutine[Any, Any, T]) -> Flight[T]:  # Any: whatever it awaits
+    def _start(self, work: Coro[T]) -> Flight[T]:
         """Start work that goes on when its caller is cancelled."""
         flight = Flight(work)
         self._under_way = [*(each for each in self._under_way if not each.done), flight]

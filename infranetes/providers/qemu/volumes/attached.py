@@ -19,10 +19,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -37,7 +37,7 @@ from infranetes.providers.qemu.vm.vm import Vm
 from infranetes.providers.qemu.volumes import mirrors
 from infranetes.providers.qemu.volumes.opened import VolumeFile, make_direct, open_volume
 from infranetes.providers.volumes import ROOT_SERIAL
-from infranetes_common.concurrency import KeyedLock, deferred, run_in_thread, settled
+from infranetes_common.concurrency import Coro, KeyedLock, deferred, run_in_thread, settled
 from infranetes_common.errors import (
     FailedPrecondition,
     InfranetesError,
@@ -264,7 +264,7 @@ class AttachedVolumes:
 class ToTheEnd(Protocol):
     """Starts work that goes on when its caller is cancelled."""
 
-    def __call__(self, work: Coroutine[Any, Any, T]) -> Deferred[T]: ...  # Any: whatever it awaits
+    def __call__(self, work: Coro[T]) -> Deferred[T]: ...
 
 
 class VolumeAttacher:

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Coroutine
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
 from twisted.internet.defer import Deferred
 from zope.interface import implementer
@@ -24,7 +23,7 @@ from infranetes.pods.features.starts import (
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.store.states import SandboxState
 from infranetes.providers.interface import IBoundsStarts, Instance
-from infranetes_common.concurrency import sleep, start
+from infranetes_common.concurrency import Coro, sleep, start
 from infranetes_common.errors import FailedPrecondition, Unavailable
 from infranetes_common.wire import control, cri
 from tests.infranetes.cri.support import NO_CALL
@@ -80,7 +79,7 @@ class StartsCase(PodsTestCase):
         for each in self.asked:  # the answers that no test looks at
             each.addErrback(lambda _: None)
 
-    def ask(self, work: Coroutine[Any, Any, str]) -> Deferred[str]:
+    def ask(self, work: Coro[str]) -> Deferred[str]:
         self.asked.append(start(work))
         return self.asked[-1]
 

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import TypeVar, cast
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
@@ -16,7 +16,7 @@ from infranetes.machines.agentless.access import GuestFile, IGuestAccess
 from infranetes.machines.agentless.guest_agent.access import GuestAgentAccess
 from infranetes.machines.agentless.guest_agent.commands import MAX_ARGUMENTS, MAX_STDIN
 from infranetes.machines.sessions import SessionCall
-from infranetes_common.concurrency import start
+from infranetes_common.concurrency import Coro, start
 from infranetes_common.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -58,12 +58,12 @@ class AccessCase(SynchronousTestCase):
     def wait(self, seconds: float) -> None:
         self.clock.pump([0.05] * round(seconds * 20))
 
-    def result(self, work: Coroutine[Any, Any, T], seconds: float = 5.0) -> T:
+    def result(self, work: Coro[T], seconds: float = 5.0) -> T:
         deferred = start(work)
         self.wait(seconds)
         return self.successResultOf(deferred)
 
-    def failure(self, work: Coroutine[Any, Any, T], kind: type[InfranetesError], seconds: float = 5.0) -> str:
+    def failure(self, work: Coro[T], kind: type[InfranetesError], seconds: float = 5.0) -> str:
         deferred = start(work)
         self.wait(seconds)
         return str(self.failureResultOf(deferred, kind).value)
@@ -75,7 +75,7 @@ class AccessCase(SynchronousTestCase):
         limit: float = 0.0,
         max_output: int = 1 << 20,
         stdin: bytes = b"",
-    ) -> Coroutine[Any, Any, vmserver.ExecSyncResponse]:
+    ) -> Coro[vmserver.ExecSyncResponse]:
         return self.access.run(command, seconds, limit, max_output, stdin)
 
 
@@ -395,7 +395,7 @@ class SessionTests(AccessCase):
 
 
 class FileTests(AccessCase):
-    def put(self, *names: str, size: int = 1) -> Coroutine[Any, Any, None]:
+    def put(self, *names: str, size: int = 1) -> Coro[None]:
         return self.access.put_files("/run/secrets/x", {name: GuestFile(b"x" * size) for name in names})
 
     def test_an_archive_goes_to_a_shell(self) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
@@ -16,7 +15,7 @@ from infranetes.machines.agentless.guest_agent.connection import (
     Unanswered,
 )
 from infranetes.machines.agentless.guest_agent.protocol import Answer, Nonsense, Request
-from infranetes_common.concurrency import start
+from infranetes_common.concurrency import Coro, start
 from infranetes_common.errors import ResourceExhausted, Unavailable
 from tests.infranetes.machines.agentless.guest_agent.stand_in import SILENT, StandInAgent
 
@@ -47,7 +46,7 @@ class ConnectionCase(SynchronousTestCase):
         return self.ask(arguments={"text": text})
 
     def reach(self, seconds: float) -> Deferred[None]:
-        work: Coroutine[Any, Any, None] = self.connection.reach(seconds)
+        work: Coro[None] = self.connection.reach(seconds)
         return start(work)
 
     def wait(self, seconds: float) -> None:

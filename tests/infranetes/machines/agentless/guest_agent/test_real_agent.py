@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from twisted.trial.unittest import TestCase
 from infranetes.machines.agentless.access import IGuestAccess
 from infranetes.machines.agentless.guest_agent.access import GuestAgentAccess
 from infranetes.machines.agentless.guest_agent.commands import MAX_STDIN
-from infranetes_common.concurrency import sleep, start
+from infranetes_common.concurrency import Coro, sleep, start
 from infranetes_common.errors import NotOffered, Unavailable
 from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver
@@ -112,7 +111,7 @@ class RealAgentTests(RealAgentCase, TestCase):
 
     def run_(
         self, *command: str, seconds: int = 20, max_output: int = 1 << 20, stdin: bytes = b""
-    ) -> Coroutine[Any, Any, vmserver.ExecSyncResponse]:
+    ) -> Coro[vmserver.ExecSyncResponse]:
         return self.access.run(command, seconds, 0.0, max_output, stdin)
 
     async def test_what_it_may_do_and_sees_is_told(self) -> None:
