@@ -31,11 +31,13 @@ import attrs
 from twisted.logger import Logger
 
 from infranetes.kubernetes.listing import ListReader
+from infranetes_common.bounded_json import check
 from infranetes_common.concurrency import backoff
 
 WATCH_SECONDS = 300.0  # the server ends a watch after so long, or up to twice that
 INITIAL_END = "k8s.io/initial-events-end"
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two failed attempts
+MOST_VALUES = 500_000  # of one event: etcd's objects of 1.5 MiB have fewer
 PAGE = 500  # objects asked for at a time
 EXPIRED, INVALID = 410, (400, 404, 422)
 TOO_LARGE = "Too large resource version"  # from a server with another history, or one that has just started
@@ -205,6 +207,11 @@ class Watch:
         """Handle one line of the answer to a watch. :raise ValueError: the line is not an event.
 
         An event of something that is no object is left out: asked again, the server would send it again."""
+        try:
+            check(line, MOST_VALUES)
+        except ValueError as error:
+            _left_out(error)
+            return []
         try:
             event = _object(json.loads(line))
         except RecursionError:

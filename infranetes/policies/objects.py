@@ -30,7 +30,7 @@ Steps = Generator[None, None, T]
 MIRROR = "kubernetes.io/config.mirror"
 ENDED = ("Succeeded", "Failed")
 DIRECTIONS = ("Ingress", "Egress")
-LAST_PORT = 65535
+FIRST_PORT, LAST_PORT = 1, 65535
 MAX_PARTS = 10_000  # the most peers, excepted blocks and ports of a policy
 MOST_SAID = 5  # lines of the log on one policy
 STEP = 200  # peers read at a time
@@ -276,7 +276,7 @@ def _port(fields: Fields) -> Ports | PortName:
     if not fields.has("port"):
         if fields.has("endPort"):
             raise InvalidArgument(f"{fields.what}: endPort goes with a port")
-        return Ports(protocol, 0, LAST_PORT)
+        return Ports(protocol, FIRST_PORT, LAST_PORT)
     first = fields.port()
     last = fields.port("endPort") if fields.has("endPort") else first
     if last < first:

@@ -8,7 +8,8 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from infranetes.kubernetes.watch import Event, Put, Removed, Replaced, Watch
+from infranetes.kubernetes.watch import MOST_VALUES, Event, Put, Removed, Replaced, Watch
+from tests.support.peak import peak
 
 Json = dict[str, Any]  # Any: JSON
 
@@ -232,6 +233,12 @@ class WatchTests(SynchronousTestCase):
         self.listed_as()
         self.watch.piece(json.dumps({**thing("", 7), "items": [*broken[:-1], thing("c", 1)]}).encode())
         self.assertEqual(list(self.watch.page()), [Replaced([thing("c", 1)])])
+
+    def test_an_event_of_more_values_than_any_object_has_is_left_out_unread(self) -> None:
+        self.follow()
+        line = json.dumps({"type": "ADDED", "object": {**thing("a", 6), "spec": [{}] * MOST_VALUES}}).encode()
+        self.assertLess(peak(lambda: self.assertEqual(self.watch.line(line), [])), 1 << 20)
+        self.assertEqual(self.tell("ADDED", thing("b", 7)), [Put(thing("b", 7))])
 
     def test_what_is_no_event_is_refused(self) -> None:
         self.follow()
