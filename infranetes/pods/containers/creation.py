@@ -129,7 +129,7 @@ class ContainerCreation:
                 await check_huge_pages(sandbox.agent(), pages)
                 await self._resizer.make_room(container, config.linux.resources)
             mounted = await node_files.mounted_images(config, self._images)
-            for needed in {one.id: one for one in (image, *mounted.values())}.values():
+            for needed in (image, *mounted.values()):
                 await self._image_loads.load(sandbox, needed)
             config = node_files.with_image_ids(config, mounted)
             asked = sandbox.agent()

@@ -8,14 +8,15 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 from twisted.logger import globalLogPublisher
 
 from infranetes.cri.streaming import StreamingCalls
-from infranetes.pods.containers.lifelog import log_command, log_container_events
+from infranetes.pods.containers.lifelog import MAX_PROGRAM, log_command, log_container_events
 from infranetes.pods.store.states import ContainerState
 from infranetes.pods.streams import Streams
 from infranetes_common import logging
-from infranetes_common.concurrency import start
+from infranetes_common.concurrency import sleep, start
 from infranetes_common.errors import DeadlineExceeded, InvalidArgument
 from infranetes_common.wire import cri
 from tests.infranetes.cri.support import NO_CALL
@@ -86,6 +87,58 @@ class LifeLogTests(PodsTestCase):
         self.line("is stopped", sandbox=sandbox)
         self.do(self.world.sandboxes.remove(sandbox))
         self.line("is removed", sandbox=sandbox, timed=False)
+
+    def notes(self, container: str) -> list[tuple[str, str]]:
+        """Return what the timeline says of the container, and what failed."""
+        timeline = self.world.node.inventory.containers[container].sandbox.timeline
+        return [(step.what, step.error) for step in timeline.steps if step.container]
+
+    def test_the_time_that_each_event_took(self) -> None:
+        sandbox = self.run_pod()
+        container = self.do(self.world.containers.create(sandbox, box()))
+        since = self.world.clock.seconds()  # its agent says that it was created then: at the beginning
+        self.assertAlmostEqual(self.line("is created")["seconds"], since)
+
+        async def slowly(*_: object) -> None:
+            await sleep(self.world.clock, 2.0)
+
+        for name, words, work in (
+            ("before_start", "runs", self.world.containers.start(container)),
+            ("release", "is removed", self.world.containers.remove(container)),
+        ):
+            patch = self.patch(self.world.carried, name, slowly)
+            working = start(work)
+            self.world.wait(2.0)
+            self.successResultOf(working)
+            patch.restore()
+            self.assertEqual(next(one for one in self.lines() if words in one["message"])["seconds"], 2.0)
+
+    def test_one_that_never_ran_did_not_run_for_years(self) -> None:
+        sandbox = self.run_pod()
+        container = self.do(self.world.containers.create(sandbox, box()))
+        self.world.node.inventory.containers[container].record = self.world.node.inventory.containers[
+            container
+        ].record.to(ContainerState.EXITED, finished_at=9, exit_code=128, reason="StartError", message="no")
+        self.assertNotIn("seconds", self.line("ended: exit code 128", timed=False))
+        self.assertIn(("the container has ended", "no"), self.notes(container))
+
+    def test_what_no_step_shows_is_in_the_timeline(self) -> None:
+        sandbox = self.run_pod()
+        agent = self.world.agents[sandbox]
+        container = self.do(self.world.containers.create(sandbox, box()))
+        shown = self.world.node.inventory.containers[container]
+        self.do(self.world.containers.start(container))
+        told = "the container runs, as its agent reports"
+        self.assertNotIn(told, [what for what, _ in self.notes(container)])
+        shown.record = attrs.evolve(shown.record, state=ContainerState.STARTING)
+        self.lines()
+        agent.become(container, cri.CONTAINER_RUNNING, started_at=6)
+        self.assertIn(told, [what for what, _ in self.notes(container)])
+
+    def test_of_a_command_with_a_long_name_its_beginning_is_logged(self) -> None:
+        container = self.do(self.world.containers.create(self.run_pod(), box()))
+        log_command(self.world.node.inventory.containers[container], ["x" * 100], "was refused")
+        self.line(f"command {'x' * MAX_PROGRAM} in container", container=container, timed=False)
 
     def test_one_that_is_removed_while_it_runs_has_no_exit_code(self) -> None:
         container = self.do(self.world.containers.create(self.run_pod(), box()))

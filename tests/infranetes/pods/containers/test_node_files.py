@@ -64,6 +64,8 @@ class SeccompTests(SynchronousTestCase):
     def test_only_localhost_is_a_path(self) -> None:
         local = _KIND(profile_type=_KIND.Localhost, localhost_ref="/p/x")
         self.assertEqual(node_files.seccomp_path(secured(seccomp=local)), "/p/x")
+        local.localhost_ref = "localhost//p/x"
+        self.assertEqual(node_files.seccomp_path(secured(seccomp=local)), "/p/x")
         self.assertEqual(node_files.seccomp_path(secured(seccomp_profile_path="localhost//p/x")), "/p/x")
         for config in (
             box(),
@@ -84,6 +86,11 @@ class SeccompTests(SynchronousTestCase):
         self.assertEqual((sent.seccomp.profile_type, sent.seccomp.localhost_ref), (_KIND.Localhost, PROFILE))
         self.assertEqual((sent.seccomp_profile_path, sent.no_new_privs), ("", True))
         self.assertFalse(config.linux.security_context.HasField("seccomp"))
+
+    def test_a_profile_may_be_as_long_as_it_may_be(self) -> None:
+        text = PROFILE.ljust(node_files.MAX_PROFILE_BYTES)
+        self.file.write_text(text)
+        self.assertEqual(node_files.read_seccomp_profile(str(self.file)), text)
 
     def test_what_is_no_profile_says_so(self) -> None:
         error = self.assertRaises(

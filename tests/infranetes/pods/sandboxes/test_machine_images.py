@@ -9,8 +9,10 @@ import attrs
 from twisted.internet.defer import Deferred
 
 from infranetes.cri.translate import sandbox_state
+from infranetes.pods.node.times import MACHINE_DRAIN_SECONDS
 from infranetes.pods.store.records import SandboxRecord
 from infranetes.pods.store.states import ContainerState, SandboxState
+from infranetes.pods.vm.reports import LOG_SECONDS
 from infranetes.providers.interface import InstanceState
 from infranetes_common.concurrency import start
 from infranetes_common.errors import AlreadyExists, FailedPrecondition, InfranetesError, Unavailable
@@ -216,6 +218,24 @@ class BootTests(MachineImagesTestCase):
             self.world.logs.slow.callback(None)
             self.world.logs.slow = None
             self.successResultOf(removing)
+            self.assertVacant(sandbox)
+
+    def test_the_log_of_a_machine_that_is_removed_is_not_waited_for_long_either(self) -> None:
+        for attempt, ends in enumerate((False, True)):
+            sandbox = self.run_pod(pod(str(attempt)))
+            container = self.successResultOf(self.create(sandbox))
+            self.do(self.world.containers.start(container))
+            self.world.logs.slow = Deferred()
+            if ends:
+                self.world.agents[sandbox].become(container, cri.CONTAINER_EXITED)
+                self.world.wait(LOG_SECONDS)  # until its end is told all the same
+            self.world.logs.slow = Deferred()
+            removing = start(self.world.containers.remove(container))
+            self.world.wait(MACHINE_DRAIN_SECONDS - 1)
+            self.assertNoResult(removing)
+            self.world.wait(LOG_SECONDS if not ends else 1.0)
+            self.successResultOf(removing)
+            self.world.logs.slow = None
             self.assertVacant(sandbox)
 
     def test_a_vm_that_ends_by_itself_is_the_end_of_the_pod(self) -> None:
