@@ -76,7 +76,7 @@ CHOICES = {
         *(f"troubles-{each}" for each in _CLOUDS),
         "mixed",
     ),
-    "volumes": ("aws", "gcp", "openstack", "vsphere"),
+    "volumes": ("aws", "azure", "gcp", "openstack", "vsphere"),
     "launches": ("azure", "vsphere"),
     "libraries": ("emulated",),
     "density": ("many",),

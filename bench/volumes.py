@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Volumes on simulated clouds: many requested at once, and a soak test while the daemon is killed.
 
-`volumes` does the former on all clouds that have volumes; `volumes:aws`, `volumes:gcp`, `volumes:openstack`
-and `volumes:vsphere` do both on one, for up to half an hour.
+`volumes` does the former on all clouds that have volumes; `volumes:aws`, `volumes:azure`, `volumes:gcp`,
+`volumes:openstack` and `volumes:vsphere` do both on one, for up to half an hour.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.clouds.vcsim import PROGRAM
 from tests.support.infrastructure import SOUND
 from tests.support.volume_soak import VolumeOutcome, VolumeSoak, made_at_once
 
-CLOUDS = ("aws", "gcp", "openstack", "vsphere")
+CLOUDS = ("aws", "azure", "gcp", "openstack", "vsphere")
 LIVES = 200
 WIDTH = 10
 AT_ONCE = 100

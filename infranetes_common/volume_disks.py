@@ -12,6 +12,7 @@ from infranetes_common.errors import InvalidArgument
 TARGET = 2  # the virtio-scsi target of volumes' disks; images' layers are at lower targets
 # The identifiers that disks of any IaaS report. `serial_of` makes one where the IaaS lets us choose.
 SERIAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+_AT_LUN = re.compile(r"(azure-lun-[0-9]{1,2})-[0-9a-f]{20}")
 FILESYSTEMS = ("ext4", "xfs")
 # Mount options, with their flags for mount(2); 0: an option of the file system. Source: linux/mount.h.
 OPTIONS: Mapping[str, int] = {
@@ -46,3 +47,16 @@ def checked_options(options: Iterable[str]) -> list[str]:
 def serial_of(volume: str) -> str:
     """Return the serial number for a volume's disk, where we choose it: 20 characters fit every kind."""
     return hashlib.sha256(volume.encode()).hexdigest()[:20]
+
+
+def serial_at_lun(lun: int, volume: str) -> str:
+    """Return the serial number for a volume's disk in a VM of Azure's, where it has but a place in the VM.
+
+    The volume keeps it apart from other disks that have had the place before."""
+    return f"azure-lun-{lun}-{serial_of(volume)}"
+
+
+def place_of(serial: str) -> str | None:
+    """Return the place in a serial number that `serial_at_lun` has made; None: it is of another kind."""
+    found = _AT_LUN.fullmatch(serial)
+    return found[1] if found is not None else None

@@ -15,6 +15,7 @@ from twisted.internet.utils import getProcessOutputAndValue
 from infranetes.csi.config import CsiConfig
 from infranetes.providers.cloud.aws import factory as aws
 from infranetes.providers.cloud.aws.bundled import offers
+from infranetes.providers.cloud.azure import factory as azure
 from infranetes.providers.cloud.gcp import factory as gcp
 from infranetes.providers.cloud.gcp.sizes import prices
 from infranetes.providers.cloud.openstack import factory as openstack
@@ -26,6 +27,7 @@ from tests.harness.durations import slow
 from tests.harness.needs import needs_mounts, needs_tools
 from tests.infranetes.csi.case import MIB, NODE, CsiCase, Pods, reactor
 from tests.support.clouds.aws import SimulatedAws
+from tests.support.clouds.azure import SimulatedAzure
 from tests.support.clouds.gce import SimulatedGce
 from tests.support.clouds.moto import REGION
 from tests.support.clouds.openstack import SimulatedOpenStack
@@ -174,6 +176,17 @@ class GcpSanityTests(CloudSanity, CsiCase):
         world = SimulatedGce(reactor, directory)
         world.operation_seconds = 0.02
         return world, gcp.create
+
+
+@needs_tools("csi-sanity", "wheels")
+@needs_mounts
+class AzureSanityTests(CloudSanity, CsiCase):
+    """Volumes that are Azure's disks."""
+
+    def make_world(self, directory: Path) -> tuple[World, Create]:
+        world = SimulatedAzure(reactor, directory)
+        world.operation_seconds = 0.02
+        return world, azure.create
 
 
 @needs_tools("csi-sanity", "wheels")

@@ -44,11 +44,12 @@ NODE = "soak"
 STEP_SECONDS = 600.0  # enough for daemons that are killed in the middle of a step
 # The number of calls after which a daemon is killed at the latest. vSphere needs several calls where others
 # need one.
-_FARTHEST: Mapping[str, int] = {"aws": 40, "gcp": 40, "openstack": 40, "vsphere": 300}
+_FARTHEST: Mapping[str, int] = {"aws": 40, "azure": 40, "gcp": 40, "openstack": 40, "vsphere": 300}
 WHEN = {"before": FaultKind.ERROR, "after": FaultKind.LOST}
 # The calls of a volume's life that change something, and one that only looks, by the cloud's provider.
 CALLS: Mapping[str, tuple[str, ...]] = {
     "aws": ("CreateVolume", "AttachVolume", "DetachVolume", "DeleteVolume", "DescribeVolumes"),
+    "azure": ("create disks", "attach disk", "detach disk", "delete disks", "operation"),
     "gcp": ("create disk", "attach disk", "detach disk", "delete disk", "operation"),
     "openstack": ("create volumes", "attach", "detach", "delete volumes", "look at volumes"),
     "vsphere": (
@@ -68,6 +69,15 @@ def _thd_aws(world: Any, cluster: str) -> Holders:
     ours = [{"Name": f"tag:{CLUSTER}", "Values": [cluster]}, {"Name": "tag-key", "Values": [VOLUME]}]
     found = world.ec2.describe_volumes(Filters=ours)["Volumes"]
     return {one["VolumeId"]: [each["InstanceId"] for each in one["Attachments"]] for one in found}
+
+
+def _thd_azure(world: Any, cluster: str) -> Holders:
+    """Only what Azure says that a disk has: a VM may list what it is still being given."""
+    return {
+        name: [holder.split("/")[-1]] if (holder := disk.get("managedBy")) else []
+        for name, disk in list(world.arm.of["disks"].items())
+        if VOLUME in disk["tags"] and disk["properties"]["provisioningState"] != "Deleting"
+    }
 
 
 def _thd_gcp(world: Any, cluster: str) -> Holders:
@@ -94,6 +104,7 @@ def _thd_vsphere(world: Any, cluster: str) -> Holders:
 
 VIEWS: Mapping[str, Callable[[Any, str], Holders]] = {
     "aws": _thd_aws,
+    "azure": _thd_azure,
     "gcp": _thd_gcp,
     "openstack": _thd_openstack,
     "vsphere": _thd_vsphere,

@@ -9,13 +9,16 @@
     vSphere         the VMDK's UUID, with disk.EnableUUID            VPD pages 0x80, and 0x83: an NAA id
     OpenStack       the volume's id, as much as fits                 virtio-blk's serial: 20 characters
                     the volume's id                                  VPD page 0x80
+    Azure           its number in the VM                             the LUN at the controller of data disks
 
-A disk is used only if it reports exactly the identifier asked for and no other disk does: never by its place,
-size or order. At OpenStack that is as much of the volume's id as fits virtio-blk, on any bus. Other disks are
-read, and not changed. Every method blocks: call it in a thread.
+A disk is used only if it reports exactly the identifier asked for and no other disk does: never by its size
+or order, and by its place at Azure alone, which knows where it is. At OpenStack the identifier is as much of
+the volume's id as fits virtio-blk, on any bus. Other disks are read, and not changed. Every method blocks:
+call it in a thread.
 
 Sources: Amazon EBS user guide, "Identify the EBS device"; Google's guest-configs, `google_nvme_id`; SPC-4,
-7.8; NVM Express base specification 1.4, figure 245; linux/virtio_blk.h, VIRTIO_BLK_ID_BYTES.
+7.8; NVM Express base specification 1.4, figure 245; linux/virtio_blk.h, VIRTIO_BLK_ID_BYTES; WALinuxAgent's
+66-azure-storage.rules.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from infranetes_common.errors import FailedPrecondition
+from infranetes_common.volume_disks import place_of
 from vmserver.layers.disks import ScsiDisks
 
 _HEADER = 4  # bytes of the header of a vital product data page
@@ -39,6 +43,8 @@ _GOOGLE_NVME = "nvme_card-pd"  # the model of every persistent disk's controller
 _EC2_NVME = "Amazon Elastic Block Store"
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # an id of Cinder's
 _VIRTIO_CHARACTERS = 20  # of a serial number, in virtio-blk
+_AZURE_DATA = "{f8b3781b-1e82-4818-a1c3-63d806ec15bb}"  # the VMBus device that has the data disks of a VM
+_ABOVE = 2  # directories between that and a disk of it
 _LOGICAL_UNIT, _T10, _NAA = 0, 1, 3  # a designator's association, and two types of designators
 # An NVMe command, the size of its answer, and the offset of the vendor's part.
 _IDENTIFY, _IDENTIFY_SIZE, _VENDORS_OWN = 0x06, 4096, 384
@@ -80,7 +86,8 @@ class GuestDisks(ScsiDisks):
         found = super().with_serial(target, serial, used)
         if found is not None:
             return found
-        names = [name for name in self._names() if serial in self._said_by(name)]
+        said = place_of(serial) or serial
+        names = [name for name in self._names() if said in self._said_by(name)]
         if len(names) > 1:
             raise FailedPrecondition(
                 f"the disks {' and '.join(names)} of this VM have the same serial number {serial}: none of "
@@ -124,6 +131,9 @@ def _scsi_ids(device: Path) -> Iterator[str]:
         yield serial[:_VIRTIO_CHARACTERS] if _UUID.fullmatch(serial) else serial
     with suppress(OSError):
         yield from _designators((device / "vpd_pg83").read_bytes()[_HEADER:])
+    unit = device.resolve()  # …/VMBUS DEVICE/hostN/targetN:0:0/N:0:0:LUN
+    if len(unit.parents) > _ABOVE and _text(unit.parents[_ABOVE] / "device_id") == _AZURE_DATA:
+        yield f"azure-lun-{unit.name.rpartition(':')[2]}"
 
 
 def _designators(page: bytes) -> Iterator[str]:

@@ -37,7 +37,7 @@ class SoakCase(TestCase):
 @needs_tools("wheels")
 class ShortSoakTests(SoakCase):
     async def test_on_the_cloud_of_the_day(self) -> None:
-        await self.check(("aws", "gcp", "openstack")[today() % 3], lives=1, seconds=1.0)
+        await self.check(("aws", "azure", "gcp", "openstack")[today() % 4], lives=1, seconds=1.0)
 
 
 @nightly
@@ -45,6 +45,10 @@ class ShortSoakTests(SoakCase):
 class VolumeSoakTests(SoakCase):
     async def test_on_ec2(self) -> None:
         await self.check("aws", lives=3, seconds=10.0)
+
+    @needs_tools("wheels")
+    async def test_on_azure(self) -> None:
+        await self.check("azure", lives=3, seconds=10.0)
 
     async def test_on_compute_engine(self) -> None:
         await self.check("gcp", lives=3, seconds=10.0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import secrets
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ import attrs
 
 from infranetes.providers.cloud.interface import SANDBOX, TOKEN
 from tests.support.clouds import azure_models, azure_permissions, azure_resources
-from tests.support.clouds.azure_arm import Answer as ArmAnswer
-from tests.support.clouds.azure_arm import Arm, Refusal, operation_path
+from tests.support.clouds.azure_arm import Arm
 from tests.support.clouds.azure_blobs import SerialBlobs
 from tests.support.clouds.azure_buckets import AzureBuckets
+from tests.support.clouds.azure_operations import Answer as ArmAnswer
+from tests.support.clouds.azure_operations import Refusal, path_of
 from tests.support.clouds.azure_prices import SimulatedRetailPrices
 from tests.support.clouds.azure_resources import GROUP, LOCATION, SUBSCRIPTION, Json
 from tests.support.clouds.faults import NEVER, NO_AGENT, UNANSWERED, Fault, FaultKind
@@ -39,6 +41,7 @@ _ARM = "https://management.azure.com"
 _TOKEN = "/metadata/identity/oauth2/token"
 _USER_DATA = "/metadata/instance/compute/userData"
 _GALLERY = "infranetes"
+_OF_DISKS = ("attach disk", "detach disk")  # actions
 
 
 @attrs.define
@@ -53,7 +56,9 @@ class _Vm:
 class SimulatedAzure(SimulatedCloud[_Vm]):
     """One test's cloud.
 
-    :ivar operation_seconds: how long launches and deletions take.
+    :ivar operation_seconds: how long launches, deletions and changes of disks take.
+    :ivar release_seconds: how long a VM that is gone keeps the disks of volumes.
+    :ivar lag_seconds: how long lists do not show a new disk or snapshot.
     :ivar buckets: the token buckets, which limit the calls of all nodes together; None: there is no limit.
     :ivar prices: what sizes cost. :ivar blobs: what VMs have written to their serial ports.
     :ivar guests: its VMs without our agent.
@@ -61,19 +66,34 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
 
     def __init__(self, reactor: Any, directory: Path) -> None:
         super().__init__(reactor, directory, "application/json; charset=utf-8", "text/plain")
+        self.operation_seconds = 0.1
+        self.release_seconds = 0.1
+        self.lag_seconds = 0.0
         self.arm = Arm(self._launched, self._ended)
         self.arm.later = lambda work: self._timers.append(reactor.callLater(self.operation_seconds, work))
+        self.arm.disks.released = self._after(lambda: self.release_seconds)
+        self.arm.disks.shows = self._after(lambda: self.lag_seconds)
         self.arm.restarted = self._restarted
         self.guests = GuestInstances(reactor, self._switched_off)
         self.arm.press = self.guests.press
         self.blobs = SerialBlobs(self._console)
         self.arm.console_link = lambda name: self.blobs.link(self.endpoint, name)
-        self.operation_seconds = 0.1
         self.buckets: AzureBuckets | None = None
         self.refusal = ("ZonalAllocationFailed", "Allocation failed. We do not have sufficient capacity.")
         self.refused: Fault | None = None  # how the current launch is to fail
         self.nics: list[Json] = []  # bodies of requests for network interfaces
         self.prices = SimulatedRetailPrices()
+
+    def _after(self, seconds: Callable[[], float]) -> Callable[[Callable[[], None]], None]:
+        """Return what calls a function after as many seconds as are wanted then; 0: at once."""
+
+        def later(work: Callable[[], None]) -> None:
+            if seconds():
+                self._timers.append(self._reactor.callLater(seconds(), work))
+            else:
+                work()
+
+        return later
 
     def start(self) -> None:
         """Start a cloud with a subnet, an image, and an application that may log in."""
@@ -150,6 +170,7 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
         kinds = {
             "virtual machine": "virtualMachines",
             "disk": "disks",
+            "snapshot": "snapshots",
             "network interface": "networkInterfaces",
             "address": "publicIPAddresses",
         }
@@ -157,7 +178,7 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
             f"{words} {name}": (one.get("tags") or {}).get(TOKEN, "")
             for words, kind in kinds.items()
             for name, one in list(self.arm.of[kind].items())
-            if name not in going
+            if name not in going and one["properties"].get("provisioningState") != "Deleting"
         }
 
     def end(self, id: str) -> None:
@@ -261,7 +282,7 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
                 return self._sent(parameters, ArmAnswer(204), fault)
             return _error(refusal.status, refusal.code, refusal.message)
         answer.body = json.loads(json.dumps(answer.body))
-        unchecked = ("operation", "list resources", "start", "powerOff", "deallocate")
+        unchecked = ("operation", "list resources", "start", "powerOff", "deallocate", *_OF_DISKS)
         if method != "DELETE" and parameters["Action"] not in unchecked:
             self.malformed += azure_models.api().wrong_answer(method, path, answer.body)
         return self._sent(parameters, answer, fault)
@@ -281,8 +302,9 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
         content = json.dumps(answer.body).encode() if answer.body else b""
         if not answer.operation:
             return answer.status, content
-        link = f"{self.endpoint}{operation_path(answer.operation)}"
-        return answer.status, content, ("Azure-AsyncOperation", link), ("Retry-After", "10")
+        link = f"{self.endpoint}{path_of(answer)}"
+        header = "Location" if answer.place == "result" else "Azure-AsyncOperation"
+        return answer.status, content, (header, link), ("Retry-After", "10")
 
     def _token(self, request: Any, path: str, query: dict[str, str], content: bytes) -> Answer:
         """Return a token, as the token service or the metadata service."""
@@ -387,14 +409,18 @@ def _parameters(method: str, path: str, query: dict[str, str], body: Any) -> dic
             found.update(Action="launch", name=name, size=size, zone=zone)
         case ("DELETE", "virtualMachines", name):
             found.update(Action="destroy", name=name)
-        case ("GET", "locations", _, "operations", _):
+        case ("GET", "locations", _, "operations" | "DiskOperations", _):
             found["Action"] = "operation"
         case ("POST", "virtualMachines", name, ("start" | "powerOff" | "deallocate") as action):
             found.update(Action=action, name=name)
+        case ("POST", "virtualMachines", name, "attachDetachDataDisks"):
+            found.update(Action=_OF_DISKS["dataDisksToDetach" in body], name=name)
         case ("PATCH", "virtualMachines", name):
             found.update(Action="change VM", name=name)
         case (_, kind, *_):
-            verb = {"PUT": "create", "GET": "get", "DELETE": "delete", "POST": "post to"}[method]
+            verbs = {"PUT": "create", "GET": "get", "DELETE": "delete", "POST": "post to", "PATCH": "change"}
+            is_list = method == "GET" and what.endswith(("/disks", "/snapshots"))
+            verb = "list" if is_list else verbs[method]
             words = {"networkInterfaces": "network interface", "publicIPAddresses": "address"}
             found["Action"] = f"{verb} {words.get(kind, kind)}"
     return found

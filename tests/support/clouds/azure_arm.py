@@ -13,54 +13,39 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
-import attrs
-
 from tests.support.clouds import azure_resources as resources
-from tests.support.clouds.azure_resources import GROUP, LOCATION, NETWORK, SIZES, SUBNET, SUBSCRIPTION, Json
+from tests.support.clouds.azure_disks import Disks
+from tests.support.clouds.azure_operations import Answer, Operations, Refusal
+from tests.support.clouds.azure_resources import GROUP, LOCATION, NETWORK, SIZES, SUBNET, Json
 
 _KINDS = {  # of resources, by the name in their ids
     "virtualMachines": "Microsoft.Compute",
     "disks": "Microsoft.Compute",
+    "snapshots": "Microsoft.Compute",
     "networkInterfaces": "Microsoft.Network",
     "publicIPAddresses": "Microsoft.Network",
 }
 
 
-class Refusal(Exception):
-    """An error that is answered."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.code, self.message = status, code, message
-
-
-@attrs.define
-class Answer:
-    """What is answered. :ivar operation: its name, if one has begun."""
-
-    status: int
-    body: Json = attrs.field(factory=dict)
-    operation: str = ""
-
-
-class Arm:
+class Arm(Operations):
     """One resource group with its images.
 
     :param launched: called with each VM that is created, its operation and the request; starts its agent, and
         reports when it runs. :param ended: called with each VM that stops executing.
-    :ivar later: calls a function once an operation has taken its time.
-    :ivar page: the length of lists' pages. :ivar restarted: called with each VM that runs again.
+    :ivar page: the length of lists' pages. :ivar disks: those of volumes, and snapshots.
+    :ivar restarted: called with each VM that runs again.
     :ivar press: called with each VM whose system is to power off; has `stop` called.
     :ivar console_link: returns the link to what a VM has written to its serial port.
     """
 
     def __init__(self, launched: Callable[[Json, str, Json], None], ended: Callable[[str], None]) -> None:
+        super().__init__()
         self._launched = launched
         self._ended = ended
-        self.later: Callable[[Callable[[], None]], None] = lambda work: work()
         self.page = 500
         self.endpoint = ""
         self.of: dict[str, dict[str, Json]] = {kind: {} for kind in _KINDS}  # resources, by kind and name
+        self.disks = Disks(self, self.of)
         self.power: dict[str, str] = {}  # of VMs, by name
         self.user_data: dict[str, str] = {}  # of VMs
         self.full: tuple[str, str] = ("", "")  # the error with which starts fail; ("", ""): they don't
@@ -69,7 +54,6 @@ class Arm:
         self.console_link: Callable[[str], str] = lambda name: ""
         self._powering_off: dict[str, str] = {}  # operations, by VMs' names
         self.failures: dict[str, Json] = {}  # of VMs
-        self.operations: dict[str, Json] = {}
         self.images: dict[str, Json] = {}  # by id, as versions
         self.versions: dict[str, Json] = {}
         self.reserved: set[str] = set()  # names of interfaces that can't be deleted yet
@@ -85,8 +69,18 @@ class Arm:
                 return self._list(
                     [self._status(vm) for vm in self.of["virtualMachines"].values()], path, query
                 )
-            case ("GET", "subscriptions", _, "providers", _, "locations", _, "operations", name):
-                return Answer(200, self._there(self.operations.get(name), name))
+            case (
+                "GET",
+                "subscriptions",
+                _,
+                "providers",
+                _,
+                "locations",
+                _,
+                "operations" | "DiskOperations",
+                name,
+            ):
+                return self.shown(name, query)
             case ("GET", "subscriptions", _, "resourceGroups", group, "resources") if group == GROUP:
                 return self._list(self._tagged(query), path, query)
             case (_, "subscriptions", _, "resourceGroups", group, "providers", *rest) if group == GROUP:
@@ -111,9 +105,16 @@ class Arm:
                 self._there(self.of["virtualMachines"].get(name), name)
                 return Answer(200, {"serialConsoleLogBlobUri": self.console_link(name)})
             case ("GET", _, kind) if kind in self.of:
-                return self._list(list(self.of[kind].values()), path, query)
+                listed = [one for name, one in self.of[kind].items() if name not in self.disks.hidden]
+                return self._list(listed, path, query)
             case ("POST", _, "virtualMachines", name, ("start" | "powerOff" | "deallocate") as action):
                 return self._change_power(self._there(self.of["virtualMachines"].get(name), name), action)
+            case ("POST", _, "virtualMachines", name, "attachDetachDataDisks"):
+                return self.disks.change_vm(self._there(self.of["virtualMachines"].get(name), name), body)
+            case ("PUT", _, "disks" | "snapshots" as kind, name):
+                return self.disks.put(kind, name, body)
+            case ("PATCH", _, "disks", name):
+                return self.disks.change(name, body)
             case ("PATCH", _, "virtualMachines", name):
                 return self._change_user_data(self._there(self.of["virtualMachines"].get(name), name), body)
             case ("GET", _, "virtualMachines", name) if query.get("$expand") == "userData":
@@ -232,19 +233,6 @@ class Arm:
         if specialized is ("osProfile" in properties):
             raise Refusal(400, "InvalidParameter", "Parameter 'osProfile' is not allowed, or is missing.")
 
-    def begin(self) -> str:
-        """Begin an operation; return its name."""
-        name = secrets.token_hex(16)
-        self.operations[name] = {"name": name, "startTime": resources.now(), "status": "InProgress"}
-        return name
-
-    def finish(self, operation: str, code: str = "", message: str = "") -> None:
-        """End an operation; `code` is its error."""
-        said = self.operations[operation]
-        said.update(status="Failed" if code else "Succeeded", endTime=resources.now())
-        if code:
-            said["error"] = {"code": code, "message": message}
-
     def fail(self, name: str, operation: str, code: str, message: str) -> None:
         """Make a launch fail; the VM exists all the same."""
         vm = self.of["virtualMachines"].get(name)
@@ -302,6 +290,7 @@ class Arm:
             and self.of["virtualMachines"][name]["properties"]["provisioningState"] != "Deleting"
         ):
             self.power[name] = power
+            self.disks.vm_has_power(self.of["virtualMachines"][name], power)
             if power == "running":
                 self.restarted(name)
 
@@ -318,6 +307,7 @@ class Arm:
     def stop(self, name: str, power: str = "stopped") -> None:
         """Stop a VM, as somebody else would, or as Azure evicts it."""
         self.power[name] = power
+        self.disks.vm_has_power(self.of["virtualMachines"][name], power)
         if operation := self._powering_off.pop(name, ""):
             self.finish(operation)
         self._ended(name)
@@ -353,6 +343,8 @@ class Arm:
     # ---- Deletions
 
     def _delete(self, kind: str, name: str) -> Answer:
+        if kind in ("disks", "snapshots"):
+            return self.disks.delete(kind, name)
         found = self.of[kind].get(name)
         if found is None:
             return Answer(204)
@@ -372,8 +364,6 @@ class Arm:
             )
         if kind == "publicIPAddresses" and found["properties"].get("ipConfiguration"):
             raise Refusal(400, "PublicIPAddressCannotBeDeleted", "The address is still allocated.")
-        if kind == "disks" and found.get("managedBy"):
-            raise Refusal(409, "OperationNotAllowed", "The disk is attached to a VM.")
         self._remove(kind, name)
         return Answer(202, operation=self.begin())
 
@@ -383,8 +373,10 @@ class Arm:
 
     def remove_vm(self, name: str) -> None:
         """Remove a VM, with the resources that are deleted with it."""
-        if self.of["virtualMachines"].pop(name, None) is None:
+        vm = self.of["virtualMachines"].pop(name, None)
+        if vm is None:
             return
+        self.disks.vm_gone(vm)
         self.power.pop(name, None)
         for kind in ("disks", "networkInterfaces"):
             self._remove(kind, name)
@@ -407,11 +399,3 @@ class Arm:
         """Return the names of VMs that are being deleted."""
         vms = self.of["virtualMachines"]
         return {name for name, vm in list(vms.items()) if vm["properties"]["provisioningState"] == "Deleting"}
-
-
-def operation_path(name: str) -> str:
-    """Return where an operation is."""
-    return (
-        f"/subscriptions/{SUBSCRIPTION}/providers/Microsoft.Compute/locations/{LOCATION}/operations/{name}"
-        "?api-version=2025-04-01"
-    )

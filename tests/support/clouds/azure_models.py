@@ -19,12 +19,20 @@ import attrs
 from tests.support.clouds import wheels
 
 COMPUTE, NETWORK = "azure-mgmt-compute", "azure-mgmt-network"
-_COMPUTE_GROUPS = ("virtual_machines", "disks", "gallery_images", "gallery_image_versions", "resource_skus")
+_COMPUTE_GROUPS = (
+    "virtual_machines",
+    "disks",
+    "snapshots",
+    "gallery_images",
+    "gallery_image_versions",
+    "resource_skus",
+)
 _NETWORK_GROUPS = ("network_interfaces_", "public_ip_addresses_", "subnets_")
 # The models of the resource at a path, and of the list that it is in.
 _RESOURCES: Mapping[str, tuple[str, str, str]] = {
     "virtualMachines": (COMPUTE, "VirtualMachine", "VirtualMachineListResult"),
     "disks": (COMPUTE, "Disk", "DiskList"),
+    "snapshots": (COMPUTE, "Snapshot", "SnapshotList"),
     "images": (COMPUTE, "GalleryImage", "GalleryImageList"),
     "versions": (COMPUTE, "GalleryImageVersion", "GalleryImageVersionList"),
     "skus": (COMPUTE, "", "ResourceSkusResult"),
@@ -33,6 +41,7 @@ _RESOURCES: Mapping[str, tuple[str, str, str]] = {
     "publicIPAddresses": (NETWORK, "PublicIPAddress", "PublicIPAddressListResult"),
     "subnets": (NETWORK, "Subnet", ""),
 }
+_POSTED = {"attachDetachDataDisks": "AttachDetachDataDisksRequest"}  # models of actions' bodies
 _GROWING = ("vmSize",)  # its known values are those of 2016
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "str": (str,),
@@ -156,6 +165,8 @@ class Api:
         elif method == "PATCH":
             library, item, _ = _RESOURCES[_kind(path)]
             found += self._object(library, f"{item}Update", "the body", body, False)
+        elif (action := path.rpartition("/")[2]) in _POSTED:
+            found += self._object(COMPUTE, _POSTED[action], "the body", body, False)
         elif body:
             found.append("it takes no body")
         return [f"{method} {path}: {words}" for words in found]

@@ -45,13 +45,20 @@ def _needed(method: str, path: str, body: Any) -> Iterator[str]:
     last_is_action = method == "POST"
     kinds = parts[::2]
     if provider == "Microsoft.Compute" and parts[0] == "locations":
-        kinds = ["locations", "operations"]
+        kinds = ["locations", {"DiskOperations": "diskOperations"}.get(parts[2], parts[2])]
     kind = f"{provider}/{'/'.join(kinds)}"
     if last_is_action:
         yield f"{provider}/{parts[0]}/{parts[-1]}/action"
+        if parts[-1] == "attachDetachDataDisks":
+            yield "Microsoft.Compute/disks/write"
         return
     yield f"{kind}/{ {'GET': 'read', 'PUT': 'write', 'PATCH': 'write', 'DELETE': 'delete'}[method] }"
-    if method == "PUT" and kind.endswith("virtualMachines"):
+    if method == "PUT" and kind.endswith(("disks", "snapshots")):
+        source = body["properties"]["creationData"].get("sourceResourceId", "")
+        if source:  # whose content the caller has to be allowed to see
+            origin = f"Microsoft.Compute/{source.split('/')[-2]}"
+            yield from (f"{origin}/read", f"{origin}/beginGetAccess/action")
+    elif method == "PUT" and kind.endswith("virtualMachines"):
         yield from _FOR_VMS
     elif method == "PUT" and kind.endswith("networkInterfaces"):
         properties = body["properties"]

@@ -15,6 +15,7 @@ ZONES = (f"{LOCATION}-1", f"{LOCATION}-2")
 NETWORK = ipaddress.ip_network("127.86.0.0/16")  # all of it is the loopback interface's
 HERE = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/{GROUP}/providers"
 VMS, DISKS = f"{HERE}/Microsoft.Compute/virtualMachines", f"{HERE}/Microsoft.Compute/disks"
+SNAPSHOTS = f"{HERE}/Microsoft.Compute/snapshots"
 NICS, ADDRESSES = f"{HERE}/Microsoft.Network/networkInterfaces", f"{HERE}/Microsoft.Network/publicIPAddresses"
 GALLERIES = f"{HERE}/Microsoft.Compute/galleries"
 SUBNET = f"{HERE}/Microsoft.Network/virtualNetworks/cluster/subnets/pods"
@@ -36,6 +37,11 @@ SIZES: tuple[tuple[str, int, str, Json, str], ...] = (
     ("Standard_DC2as_v5", 2, "8", {"ConfidentialComputingType": "SNP"}, "12"),
     ("Standard_NC4as_T4_v3", 4, "28", {"GPUs": "1"}, "1"),
 )
+
+
+def most_disks(size: str) -> int:
+    """Return how many disks a VM of a size may be given."""
+    return next(2 * cpus for name, cpus, *_ in SIZES if name == size)
 
 
 def now() -> str:
@@ -64,6 +70,7 @@ def _size(name: str, cpus: int, gib: str, others: Json, zones: str) -> Json:
         "HyperVGenerations": "V1,V2",
         "CpuArchitectureType": "x64",
         "PremiumIO": "True",
+        "MaxDataDiskCount": str(2 * cpus),
         **others,
     }
     return {
@@ -151,6 +158,37 @@ def disk(name: str, tags: Json, vm: str = "") -> Json:
         },
     }
     return {**found, "managedBy": vm} if vm else found
+
+
+def storage(kind: str, name: str, body: Json, source: Json | None) -> Json:
+    """Return a disk or a snapshot that was asked for. :param source: what it is made from."""
+    properties = {
+        "diskSizeGB": source["properties"]["diskSizeGB"] if source is not None else 0,
+        **body["properties"],
+        "provisioningState": "Creating",
+        "timeCreated": now(),
+    }
+    found = {**body, "id": f"{HERE}/Microsoft.Compute/{kind}/{name}", "name": name}
+    return {
+        "sku": {"name": "Standard_ZRS"},
+        **found,
+        "type": f"Microsoft.Compute/{kind}",
+        "properties": properties,
+    }
+
+
+def data_disk(disk: Json, asked: Json) -> Json:
+    """Return an entry of a VM's list of disks."""
+    return {
+        "lun": asked["lun"],
+        "name": disk["name"],
+        "createOption": "Attach",
+        "caching": asked["caching"],
+        "managedDisk": {"id": disk["id"], "storageAccountType": disk["sku"]["name"]},
+        "deleteOption": asked["deleteOption"],
+        "diskSizeGB": disk["properties"]["diskSizeGB"],
+        "toBeDetached": False,
+    }
 
 
 def address(name: str, body: Json, number: str) -> Json:

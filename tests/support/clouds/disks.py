@@ -34,6 +34,7 @@ class MemoryDisks:
     blind: bool = False
     age: float = 0.0
     has_modes: bool = False
+    in_turns: bool = False
     zone: str = "zone-a"
     unit: int = GIB
     max_size: int = 1 << 44

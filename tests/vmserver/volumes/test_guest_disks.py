@@ -10,7 +10,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes_common.errors import FailedPrecondition
-from infranetes_common.volume_disks import SERIAL, TARGET, serial_of
+from infranetes_common.volume_disks import SERIAL, TARGET, serial_at_lun, serial_of
 from vmserver.layers import disks
 from vmserver.volumes.guest_disks import GuestDisks, identify_namespace
 
@@ -18,6 +18,7 @@ from vmserver.volumes.guest_disks import GuestDisks, identify_namespace
 VOLUME = "vol0123456789abcdef0"
 UUID = "6000c2907159c1057f111400f66d4642"
 NAME = "pvc-0f3a"
+AZURE_DATA = "f8b3781b-1e82-4818-a1c3-63d806ec15bb"
 
 
 def page(number: int, content: bytes) -> bytes:
@@ -134,6 +135,30 @@ class GuestDiskTests(SynchronousTestCase):
         self.assertEqual(self.found("77777777-1111-4222-8"), "sda")
         self.assertIsNone(self.found(UUID[:20]), "another IaaS' are whole")
         self.assertIsNone(self.found(one[:19]))
+
+    def azure(self, name: str, lun: int, controller: str = AZURE_DATA, number: int = 1) -> None:
+        """Add a disk of Azure's, whose controller is a device of the VMBus."""
+        host = self.sys / f"devices/VMBUS:00/{controller}/host{number}"
+        unit = host / f"target{number}:0:0/{number}:0:0:{lun}"
+        unit.mkdir(parents=True)
+        (unit / "vpd_pg83").write_bytes(page(0x83, designator(3, b"\x60\x02\x24\x80" * 4, 1)))
+        (host.parent / "device_id").write_text(f"{{{controller}}}\n")
+        block = self.sys / "block" / name
+        block.mkdir()
+        (block / "device").symlink_to(unit)
+        (self.dev / name).touch()
+
+    def test_a_disk_of_azure_by_its_place_at_the_controller_of_data_disks(self) -> None:
+        self.azure("sda", 0, "f8b3781a-1e82-4818-a1c3-63d806ec15bb", 0)  # the one that was booted
+        self.azure("sdb", 1, "f8b3781a-1e82-4818-a1c3-63d806ec15bb", 0)  # the temporary one
+        self.assertIsNone(self.found(serial_at_lun(0, "data")))
+        self.azure("sdd", 0)
+        self.azure("sdc", 12)
+        self.assertEqual(self.found(serial_at_lun(0, "data")), "sdd")
+        self.assertEqual(self.found(serial_at_lun(12, "other")), "sdc")
+        for lun in (1, 2):
+            self.assertIsNone(self.found(serial_at_lun(lun, "data")))
+        self.assertNotEqual(serial_at_lun(0, "data"), serial_at_lun(0, "other"))
 
     def test_pages_that_are_cut_off_say_nothing(self) -> None:
         whole = page(0x83, google(NAME))

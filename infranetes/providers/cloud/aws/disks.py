@@ -79,6 +79,7 @@ class AwsDisks:
     max_size = 16384 << 30
     at_once = 100
     has_modes = False
+    in_turns = False
 
     def __init__(self, settings: Settings, cluster: str, first_zone: Callable[[], str]) -> None:
         self._settings = settings

@@ -55,7 +55,8 @@ _KINDS = {"network interface": NIC, "address": ADDRESS, "disk": DISK}
 
 # Source: Azure Resource Manager, "Understand how Azure Resource Manager throttles requests": buckets of 250
 # reads, 200 writes and 200 deletions, refilled by 25, 10 and 10 a second. A launch takes two writes, or three
-# with a public address; a look takes up to four reads; all other changes are deletions.
+# with a public address; a look takes up to four reads; other changes are deletions, and writes about
+# volumes.
 _RATES = {
     Action.LAUNCH: Rate(5.0, 100.0),
     Action.DESTROY: Rate(7.0, 180.0),

@@ -7,6 +7,10 @@
   a VM, and can't be told not to change a VM that exists; `destroy_node` and its polling hold the thread for
   minutes; `list_nodes` asks for each VM's state and interface by itself; `list_sizes` uses a deprecated call
   that knows no capabilities. Here requests are made as Azure documents them, and return at once.
+- `attach_volume` and `detach_volume` write back all of a VM's disks as they were known before, so that of two
+  changes one undoes the other; here each is a request about one disk. `create_volume` and `ex_resize_volume`
+  keep no operation, which alone says why a disk was not made or enlarged; the former knows no disk as a
+  source, and names a snapshot as Azure takes it for blobs only.
 - An answer 204, which deletions of what is gone have, is an error to it, and errors lose their codes.
 
 libcloud is untyped; from here on resources have the types of `resources`.
@@ -36,6 +40,7 @@ from infranetes.providers.cloud.azure.resources import (
     Operation,
     PublicAddress,
     Sku,
+    Snapshot,
     Version,
     Vm,
 )
@@ -45,15 +50,16 @@ from infranetes.providers.cloud.interface import CloudError, ErrorKind
 
 COMPUTE, NETWORK = "2025-04-01", "2024-10-01"  # versions of the API
 DISKS, GALLERIES, SKUS, RESOURCES = "2025-01-02", "2025-03-03", "2021-07-01", "2021-04-01"
-VM, NIC, ADDRESS, DISK = (
+VM, NIC, ADDRESS, DISK, SNAPSHOT = (
     "Microsoft.Compute/virtualMachines",
     "Microsoft.Network/networkInterfaces",
     "Microsoft.Network/publicIPAddresses",
     "Microsoft.Compute/disks",
+    "Microsoft.Compute/snapshots",
 )
-_VERSIONS = {VM: COMPUTE, NIC: NETWORK, ADDRESS: NETWORK, DISK: DISKS}
+_VERSIONS = {VM: COMPUTE, NIC: NETWORK, ADDRESS: NETWORK, DISK: DISKS, SNAPSHOT: DISKS}
 _MAX_PAGES = 1000
-_BEHIND_THE_END = 416  # the status of an answer
+_ACCEPTED, _BEHIND_THE_END = 202, 416  # statuses of answers
 
 _Json: TypeAlias = Any
 """Azure's answer, before the caller gives it the type of its resource."""
@@ -186,19 +192,28 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
         """Create a VM. Returns its operation's path; "": it is done.
 
         :raise AzureError: `PreconditionFailed`: there is a VM of that name."""
+        return self._begin("PUT", self._group.resource(VM, name), COMPUTE, body, {"If-None-Match": "*"})
+
+    def _begin(
+        self,
+        method: str,
+        path: str,
+        version: str,
+        body: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> str:
+        """Ask for a change. Returns its operation's path; "": it is done."""
         answer = self.connection.request(
-            self._group.resource(VM, name),
-            params={"api-version": COMPUTE},
+            path,
+            params={"api-version": version},
             data=body,
-            headers={"If-None-Match": "*"},
-            method="PUT",
+            headers=dict(headers or {}),
+            method=method,
             retry_failed=False,
         )
-        return self._operation_of(answer.headers)
-
-    def _operation_of(self, headers: Mapping[str, str]) -> str:
-        """Return the path of the operation that an answer names; "": what was asked for is done."""
-        link = headers.get("azure-asyncoperation", "")
+        link = answer.headers.get("azure-asyncoperation", "")
+        if not link and int(answer.status) == _ACCEPTED:
+            link = answer.headers.get("location", "")
         parts = urlsplit(link)
         if link and parts.netloc != self._own:
             raise CloudError(ErrorKind.UNEXPECTED, f"an operation is at {parts.netloc}, not at {self._own}")
@@ -208,10 +223,7 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
         """Start, power off or deallocate a VM. Returns its operation's path; "": it is done.
 
         Its system is asked to power off first. A VM that is off is billed until it is deallocated."""
-        path = f"{self._group.resource(VM, name)}/{action}"
-        params = {"api-version": COMPUTE}
-        answer = self.connection.request(path, params=params, method="POST", retry_failed=False)
-        return self._operation_of(answer.headers)
+        return self._begin("POST", f"{self._group.resource(VM, name)}/{action}", COMPUTE)
 
     def user_data(self, name: str) -> str:
         """Return a VM's user-data, in base64; "": it has none."""
@@ -223,21 +235,29 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
         """Ask for other user-data of a VM. Returns its operation's path; "": it is done.
 
         :param content: in base64."""
-        answer = self.connection.request(
-            self._group.resource(VM, name),
-            params={"api-version": COMPUTE},
-            data={"properties": {"userData": content}},
-            method="PATCH",
-            retry_failed=False,
-        )
-        return self._operation_of(answer.headers)
+        body = {"properties": {"userData": content}}
+        return self._begin("PATCH", self._group.resource(VM, name), COMPUTE, body)
 
     def operation(self, path: str) -> Operation | None:
-        """Return an operation; None: it is no longer known. :param path: with its query."""
+        """Return an operation; None: it is no longer known. :param path: with its query.
+
+        Where Azure names only the place of the result, that answers 202 until there is one, or an error."""
         parts = urlsplit(path)
         query = dict(parse_qsl(parts.query))
-        operation: Operation | None = self._unless_missing("GET", parts.path, query)
-        return operation
+        try:
+            answer = self.connection.request(parts.path, params=query, retry_failed=False)
+        except AzureError as error:
+            if error.code == 404:
+                return None
+            if error.code not in (400, 409):
+                raise
+            code = error.error_code
+            said: Operation = {"error": {"code": code, "message": str(error).removeprefix(f"{code}: ")}}
+            return {"status": "Failed", **said}
+        said = answer.object
+        if "status" not in said:
+            return {"status": "InProgress" if int(answer.status) == _ACCEPTED else "Succeeded"}
+        return said
 
     def create(self, kind: str, name: str, body: Mapping[str, object]) -> _Json:
         """Create a resource of the group, or make it what `body` says; return it. Idempotent."""
@@ -273,6 +293,61 @@ class Driver(AzureNodeDriver):  # type: ignore[misc]
         """Return a disk of the resource group, if it exists."""
         disk: Disk | None = self._find(self._group.resource(DISK, name), DISKS)
         return disk
+
+    # ---- Disks that outlive VMs, and snapshots
+
+    def disks(self) -> list[Disk]:
+        """Return the resource group's disks."""
+        disks: list[Disk] = self._in_group(DISK)
+        return disks
+
+    def snapshots(self) -> list[Snapshot]:
+        """Return the resource group's snapshots."""
+        snapshots: list[Snapshot] = self._in_group(SNAPSHOT)
+        return snapshots
+
+    def snapshot(self, name: str) -> Snapshot | None:
+        """Return a snapshot of the resource group, if it exists."""
+        snapshot: Snapshot | None = self._find(self._group.resource(SNAPSHOT, name), DISKS)
+        return snapshot
+
+    def begin_create(self, kind: str, name: str, body: Mapping[str, object]) -> str:
+        """Ask for a disk or a snapshot. Idempotent. Returns its operation's path; "": it is done."""
+        return self._begin("PUT", self._group.resource(kind, name), _VERSIONS[kind], body)
+
+    def begin_delete(self, kind: str, name: str) -> str:
+        """Ask for the end of a disk or a snapshot. Returns as `begin_create`. Idempotent."""
+        try:
+            return self._begin("DELETE", self._group.resource(kind, name), _VERSIONS[kind])
+        except AzureError as error:
+            if error.code == 404:
+                return ""
+            raise
+
+    def grow_disk(self, name: str, gib: int) -> str:
+        """Ask for a larger disk. Returns as `begin_create`."""
+        body = {"properties": {"diskSizeGB": gib}}
+        return self._begin("PATCH", self._group.resource(DISK, name), DISKS, body)
+
+    def attach_disk(self, vm: str, disk: str, lun: int) -> str:
+        """Ask for a VM to be given a disk, which outlives it. Returns as `begin_create`.
+
+        :param lun: a number that none of its disks has."""
+        asked = {"lun": lun, "caching": "None", "deleteOption": "Detach"}
+        return self._change_disks(vm, {"dataDisksToAttach": [{"diskId": self._disk_id(disk), **asked}]})
+
+    def detach_disk(self, vm: str, disk: str, force: bool) -> str:
+        """Ask for a disk to be taken from a VM. Returns as `begin_create`.
+
+        :param force: whether also if its system does not release the disk."""
+        how = {"detachOption": "ForceDetach"} if force else {}
+        return self._change_disks(vm, {"dataDisksToDetach": [{"diskId": self._disk_id(disk), **how}]})
+
+    def _change_disks(self, vm: str, body: Mapping[str, object]) -> str:
+        return self._begin("POST", f"{self._group.resource(VM, vm)}/attachDetachDataDisks", COMPUTE, body)
+
+    def _disk_id(self, name: str) -> str:
+        return self._group.resource(DISK, name)
 
     def public_addresses(self) -> list[PublicAddress]:
         """Return the resource group's public addresses."""

@@ -9,10 +9,12 @@ codes".
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from libcloud.common.exceptions import BaseHTTPError
 
+from infranetes.providers.cloud.azure.resources import Operation
 from infranetes.providers.cloud.calls.errors import classify as classify_status
 from infranetes.providers.cloud.calls.errors import message_of, retry_after
 from infranetes.providers.cloud.interface import CloudError, ErrorKind
@@ -55,6 +57,10 @@ _CODES = {
 # "… it results in exceeding approved standardDSv5Family Cores quota." Other quotas count all families, such
 # as Total Regional Cores and, for spot VMs, LowPriorityCores.
 _FAMILY_QUOTA = re.compile(r"approved [\w ]+Family Cores quota", re.IGNORECASE)
+# "The maximum number of data disks allowed to be attached to a VM of this size is 4."
+_NO_PLACE = re.compile(r"maximum number of data disks", re.IGNORECASE)
+_LUN_TAKEN = re.compile(r"disk at LUN \d+ already exists", re.IGNORECASE)
+_CONFLICT = 409  # the status
 _KINDS = {code: kind for kind, codes in _CODES.items() for code in codes.split()}
 
 
@@ -82,3 +88,40 @@ def classify(error: Exception) -> CloudError | None:
     if kind is None:
         return classify_status(error)
     return CloudError(kind, message_of(error), retry_after(error))
+
+
+def of_disk(error: AzureError) -> CloudError:
+    """Return an error as what it means for a volume or a snapshot.
+
+    Azure has many codes, all with one status, for what another change or a state does not allow now."""
+    found = classify(error)
+    assert found is not None
+    if _NO_PLACE.search(str(found)):
+        return CloudError(ErrorKind.QUOTA, str(found))
+    passes = int(error.code) == _CONFLICT and found.kind in (ErrorKind.INVALID, ErrorKind.TRANSIENT)
+    if passes or _LUN_TAKEN.search(str(found)):
+        return CloudError(ErrorKind.STATE, str(found))
+    return found
+
+
+@contextmanager
+def disk_refusals() -> Iterator[None]:
+    """Raise errors as what they mean for volumes and snapshots: see `of_disk`."""
+    try:
+        yield
+    except AzureError as error:
+        raise of_disk(error) from error
+
+
+def check_end(operation: Operation) -> bool:
+    """Return whether a disk's operation has succeeded; False: it goes on.
+
+    :raise CloudError: it has failed. `ErrorKind.STATE`: it may succeed if it is asked for again."""
+    status = operation.get("status", "")
+    if status not in ("Failed", "Canceled"):
+        return status == "Succeeded"
+    said = operation.get("error") or {}
+    words = said.get("message") or "Azure does not say why it failed"
+    found = of_disk(AzureError(_CONFLICT, said.get("code") or status, words))
+    # However often it is polled it stays throttled.
+    raise CloudError(ErrorKind.STATE, str(found)) if found.kind is ErrorKind.THROTTLED else found

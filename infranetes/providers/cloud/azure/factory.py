@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from infranetes.providers.cloud.azure.cloud import AzureCloud
+from infranetes.providers.cloud.azure.disks import AzureDisks
 from infranetes.providers.cloud.azure.driver import Driver
 from infranetes.providers.cloud.azure.names import Group
 from infranetes.providers.cloud.azure.offers import AzureOffers
 from infranetes.providers.cloud.azure.settings import Settings
+from infranetes.providers.cloud.azure.snapshots import AzureSnapshots
 from infranetes.providers.cloud.offers.book import OfferBook
 from infranetes.providers.cloud.offers.own_prices import OwnPrices
 from infranetes.providers.cloud.provider import CloudProvider
@@ -28,4 +30,6 @@ def create(reactor: IReactor, table: Mapping[str, object], context: ProviderCont
     book = OfferBook(context.state_dir / "azure" / "offers.json", AzureOffers(settings, group), own.prices)
     own.tell(book.use_own)
     cloud = AzureCloud(settings, context, book)
-    return CloudProvider(reactor, cloud, settings, context, book=book, own=own)
+    disks = AzureDisks(settings, group, context.cluster)
+    snapshots = AzureSnapshots(settings, group, context.cluster)
+    return CloudProvider(reactor, cloud, settings, context, disks, snapshots, book, own)

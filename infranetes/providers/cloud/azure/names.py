@@ -7,6 +7,7 @@ resource's id is its path below `/subscriptions`; Azure spells it in upper and l
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 import attrs
@@ -33,6 +34,19 @@ _ID = re.compile(r"infranetes-[0-9a-z]{1,40}-[0-9]{1,5}")
 def name_of(token: str, number: int) -> str:
     """Return a VM's name. Names are unique in a resource group, so it is the idempotency key, too."""
     return f"infranetes-{token}-{number}"
+
+
+def hashed_name_of(kind: str, cluster: str, name: str) -> str:
+    """Return the name of a cluster's volume or snapshot, which is its idempotency key, too.
+
+    :param kind: `volume` or `snapshot`."""
+    digest = hashlib.sha256(f"{len(cluster)} {cluster} {name}".encode()).hexdigest()
+    return f"infranetes-{kind}-{digest[:40]}"
+
+
+def is_name(text: str) -> bool:
+    """Return whether a resource of the group could have this name."""
+    return re.fullmatch(NAME, text) is not None
 
 
 def is_id(text: str) -> bool:

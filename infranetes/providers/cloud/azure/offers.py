@@ -27,7 +27,8 @@ class AzureOffers:
         zones = "in zones" if settings.zones else "in no zone"
         self.sources = Sources(
             # Everything that decides which sizes can be used.
-            f"azure {settings.location}, {settings.image} on {settings.disk_type} {zones} of {group.path}",
+            f"azure {settings.location}, {settings.image} on {settings.disk_type} with "
+            f"{settings.volume_type} {zones} of {group.path}",
             "Azure",
             "Azure's retail prices",
             "nobody",
@@ -41,7 +42,7 @@ class AzureOffers:
         requirements = Requirements(
             settings.location,
             image["properties"].get("hyperVGeneration") or "V1",
-            premium=settings.disk_type.startswith("Premium"),
+            premium="Premium" in settings.disk_type + settings.volume_type,
             zonal=bool(settings.zones),
             confidential=takes_confidential(image),
         )

@@ -35,6 +35,20 @@ class HardwareProfile(TypedDict, total=False):
     vmSize: str
 
 
+class DataDisk(TypedDict, total=False):
+    """A disk that a VM has, or is being given. :ivar lun: its number in the VM."""
+
+    lun: int
+    managedDisk: Reference
+    toBeDetached: bool
+
+
+class VmStorage(TypedDict, total=False):
+    """The disks of a VM."""
+
+    dataDisks: Sequence[DataDisk]
+
+
 class VmProperties(TypedDict, total=False):
     """The properties of a VM."""
 
@@ -43,6 +57,7 @@ class VmProperties(TypedDict, total=False):
     timeCreated: str
     priority: str
     instanceView: InstanceView
+    storageProfile: VmStorage
 
 
 class Tagged(TypedDict, total=False):
@@ -99,10 +114,51 @@ class PublicAddress(Tagged, total=False):
     properties: PublicAddressProperties
 
 
+class CreationData(TypedDict, total=False):
+    """What a disk or a snapshot was made from."""
+
+    sourceResourceId: str
+
+
+class DiskProperties(TypedDict, total=False):
+    """The properties of a disk."""
+
+    provisioningState: str
+    diskState: str
+    diskSizeGB: int
+    creationData: CreationData
+    maxShares: int
+
+
+class SkuName(TypedDict):
+    """The type of a disk."""
+
+    name: str
+
+
 class Disk(Tagged, total=False):
     """A managed disk. :ivar managedBy: the id of its VM."""
 
     managedBy: str | None
+    zones: Sequence[str]
+    sku: SkuName
+    properties: DiskProperties
+
+
+class SnapshotProperties(TypedDict, total=False):
+    """The properties of a snapshot."""
+
+    provisioningState: str
+    timeCreated: str
+    diskSizeGB: int
+    creationData: CreationData
+    completionPercent: float
+
+
+class Snapshot(Tagged, total=False):
+    """A snapshot of a disk."""
+
+    properties: SnapshotProperties
 
 
 class ImageFeature(TypedDict):

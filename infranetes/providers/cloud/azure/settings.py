@@ -73,6 +73,9 @@ class Settings(CloudSettings):
     disk_type: Literal["Standard_LRS", "StandardSSD_LRS", "StandardSSD_ZRS", "Premium_LRS", "Premium_ZRS"] = (
         "StandardSSD_LRS"
     )
+    volume_type: Literal[
+        "Standard_LRS", "StandardSSD_LRS", "StandardSSD_ZRS", "Premium_LRS", "Premium_ZRS", "PremiumV2_LRS"
+    ] = "StandardSSD_LRS"
     image_galleries: tuple[str, ...] = attrs.field(default=(), validator=all_of(NAME, "galleries' names"))
     sizes: tuple[str, ...] = ("Standard_B*", "Standard_D*", "Standard_E*", "Standard_F*", "Standard_NC*")
     environment: Literal["AzureCloud", "AzureChinaCloud", "AzureUSGovernment"] = "AzureCloud"

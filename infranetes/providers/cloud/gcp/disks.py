@@ -78,6 +78,7 @@ class GcpDisks:
     max_size = 65536 << 30
     at_once = 100
     has_modes = True
+    in_turns = False
 
     def __init__(self, settings: Settings, cluster: str) -> None:
         self._settings = settings

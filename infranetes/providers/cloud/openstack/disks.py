@@ -83,6 +83,7 @@ class OpenStackDisks:
     max_size = _MOST_GIB << 30
     at_once = 100
     has_modes = False
+    in_turns = False
 
     def __init__(self, settings: Settings, cluster: str) -> None:
         self._settings = settings

@@ -97,6 +97,7 @@ class CloudDisks(Protocol[D_contra]):
     max_size: int  # bytes
     at_once: int  # the most disks in one look-up, which has to end within `CloudSettings.call_seconds`
     has_modes: bool  # whether the cloud can keep a VM from writing; if not, only the guest's mount does
+    in_turns: bool  # whether a VM can't be given or give up one disk while it gives up another
 
     @property
     def zone(self) -> str:

@@ -25,6 +25,7 @@ was carried out though the answer was lost.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -344,10 +345,15 @@ class CloudVolumes(Generic[D]):
                 gone = await self._is_gone(vm_id)
                 if (hold.state is HoldState.ATTACHED and not asked) or (gone and not forced):
                     detach = partial(self._disks._thd_detach, disk=disk, vm_id=vm_id, force=gone)
-                    asked, forced = await self._calls.ask("detach", disk, detach, wait), gone
+                    async with self._turn(vm_id):
+                        asked, forced = await self._calls.ask("detach", disk, detach, wait), gone
                     if asked:
                         continue
                 await wait.pause()
+
+    def _turn(self, vm_id: str) -> AbstractAsyncContextManager[None]:
+        """Return the turn of who takes a disk from a VM."""
+        return self._in_work.held(("VM", vm_id)) if self._disks.in_turns else nullcontext()
 
     async def _running(self, vm_id: str, now: bool = False) -> None:
         """Check that a VM runs. :param now: ask the cloud, even if it said so before.

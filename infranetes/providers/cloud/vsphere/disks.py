@@ -63,6 +63,7 @@ class VsphereDisks:
     max_size = 62 << 40
     at_once = 20  # few, as vSphere 6.7 has no request for several disks
     has_modes = False
+    in_turns = False
     zone = ""
 
     def __init__(self, inventory: VCenterInventory, vms: VMs, cluster: str) -> None:
