@@ -29,6 +29,8 @@ from infranetes_common.errors import (
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver
 
+_MESSAGE_POLICY = "io.kubernetes.container.terminationMessagePolicy"  # kubelet's annotation
+_FALLBACK = "FallbackToLogsOnError"  # the end of the log is the termination message
 LONGEST_SECONDS = 300.0  # that a log which advances is waited for, where no caller says how long
 OPEN_SECONDS = 5.0  # the longest that a start waits for the log file
 
@@ -120,6 +122,14 @@ class Logs:
         await stop_all(self._reactor, [one.pump.log for one in containers if one.pump is not None])
 
 
+def _only_ends_a_line(record: vmserver.LogRecord) -> bool:
+    """Return whether it only says that no more comes to a last line, for those who wait for its rest.
+
+    kubelet takes it for a newline, which is no part of a termination message. Agents send all else as text.
+    """
+    return not (record.HasField("text") or record.line or record.partial or record.gap)
+
+
 class Pump:
     """The writer of one container's log.
 
@@ -141,10 +151,12 @@ class Pump:
         client = self._container.sandbox.client
         if client is None:
             raise Unavailable(f"sandbox {self._container.record.sandbox_id} has no agent")
+        as_message = self._container.config.annotations.get(_MESSAGE_POLICY) == _FALLBACK
         records = client.read_log(self._container.id, cursor, follow=True)
         try:
             async for record in records:
-                yield record
+                if not (as_message and _only_ends_a_line(record)):
+                    yield record
         finally:
             await records.aclose()
 

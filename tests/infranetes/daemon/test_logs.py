@@ -72,6 +72,15 @@ class LogTests(DaemonCase):
             [stream for stream, _, _ in self.lines(path)], ["stdout", "stderr", "stdout", "stdout"]
         )
 
+    async def test_last_words_are_a_termination_message_as_they_are(self) -> None:
+        sandbox = await self.run_pod()
+        policy = {"io.kubernetes.container.terminationMessagePolicy": "FallbackToLogsOnError"}
+        box = self.box(script="echo no; printf DONE; exit 1", annotations=policy)
+        status = await self.in_state(await self.run_container(sandbox, box), cri.CONTAINER_EXITED)
+        await self.stop_pod(sandbox)
+        found = [(tag, text) for _, tag, text in self.lines(Path(status.log_path))]
+        self.assertEqual(found, [("F", "no"), ("P", "DONE")])
+
     async def test_it_is_written_while_the_container_runs(self) -> None:
         sandbox = await self.run_pod()
         await self.run_container(sandbox, self.box(script="echo now; sleep 1000"))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +43,7 @@ class Agent:
         self.asked: list[tuple[str, str]] = []
         self.ended: Deferred[None] = Deferred()
         self.reading = 0
+        self.last_words = b""
 
     async def read_log(
         self, container_id: str, cursor: str, follow: bool
@@ -55,6 +56,9 @@ class Agent:
                 yield vmserver.LogRecord(line=b"line %d" % number, cursor=str(number + 1))
             if not self.ended.called:
                 await self.ended
+            if self.last_words:
+                yield vmserver.LogRecord(text=self.last_words, cursor="3")
+                yield vmserver.LogRecord(cursor="4")
         finally:
             self.reading -= 1
 
@@ -84,14 +88,18 @@ class LogsTests(TestCase):
         self.container = self.make()
 
     def make(
-        self, path: str = "0.log", position: LogPosition | None = None, directory: str | None = None
+        self,
+        path: str = "0.log",
+        position: LogPosition | None = None,
+        directory: str | None = None,
+        annotations: Mapping[str, str] | None = None,
     ) -> Container:
         """Return a container that runs."""
         blob = pod(log_directory=str(self.directory) if directory is None else directory).SerializeToString()
         record = SandboxRecord("5" * 32, "70" * 16, SandboxState.READY, "web", blob, "", 0, "fake", "docker")
         machine = SimpleNamespace(client=self.agent)
         sandbox = Sandbox(record, lambda _: cast(Any, machine))
-        config = box(log_path=path).SerializeToString()
+        config = box(log_path=path, annotations=annotations or {}).SerializeToString()
         kept = ContainerRecord("c" * 32, sandbox.id, ContainerState.RUNNING, config, "", "", 0)
         container = Container(sandbox, kept, position)
         self.addCleanup(self.logs.stop, [container])
@@ -122,6 +130,18 @@ class LogsTests(TestCase):
             ("0.log", "relative"),
         ):
             self.assertRaises(InvalidArgument, log_file, self.make(path, directory=directory))
+
+    async def test_a_last_line_is_ended_unless_it_is_the_termination_message(self) -> None:
+        """kubelet takes an empty record for a newline: the message would be `DONE\\n`."""
+        self.agent.last_words = b"1970-01-01T00:00:01.000000000Z stderr P DONE\n"
+        for policy, last in (("File", ["DONE", ""]), ("FallbackToLogsOnError", ["DONE"])):
+            path, annotations = f"{policy}.log", {"io.kubernetes.container.terminationMessagePolicy": policy}
+            container, self.agent.ended = self.make(path, annotations=annotations), Deferred()
+            self.logs.ensure(container)
+            drained = self.logs.drain(container)
+            self.end(container)
+            await drained
+            self.assertEqual(self.lines(path), ["line 0", "line 1", *last])
 
     async def test_it_has_all_that_was_written_once_the_container_has_ended(self) -> None:
         for _ in range(2):
