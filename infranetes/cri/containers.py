@@ -65,21 +65,27 @@ class ContainerCalls(RuntimeContainerRpcs):
         for page in pages(translate.container_items(await self._selected(request.filter))):
             yield page
 
-    async def _selected(self, wanted: cri.ContainerFilter) -> list[Container]:
+    async def _selected(self, filter: cri.ContainerFilter) -> list[Container]:
         await self._listing.refresh(self._listing.inventory)
-        found = self._listing.containers()
-        if wanted.id:
-            only = found_or_none(self._listing.inventory.container, wanted.id)
-            found = [one for one in found if one is only]
-        if wanted.pod_sandbox_id:
-            sandbox = found_or_none(self._listing.inventory.sandbox, wanted.pod_sandbox_id)
-            found = [one for one in found if one.sandbox is sandbox]
-        if wanted.HasField("state"):
-            found = [one for one in found if shown_state(one) == wanted.state.state]
-        if wanted.label_selector:
-            selector = dict(wanted.label_selector)
-            found = [one for one in found if validate.labels_match(one.config.labels, selector)]
-        return found
+        containers = self._listing.containers()
+        if filter.id:
+            only = found_or_none(self._listing.inventory.container, filter.id)
+            containers = [container for container in containers if container is only]
+        if filter.pod_sandbox_id:
+            sandbox = found_or_none(self._listing.inventory.sandbox, filter.pod_sandbox_id)
+            containers = [container for container in containers if container.sandbox is sandbox]
+        if filter.HasField("state"):
+            containers = [
+                container for container in containers if shown_state(container) == filter.state.state
+            ]
+        if filter.label_selector:
+            selector = dict(filter.label_selector)
+            containers = [
+                container
+                for container in containers
+                if validate.labels_match(container.config.labels, selector)
+            ]
+        return containers
 
     async def ContainerStatus(
         self, request: cri.ContainerStatusRequest, call: Call

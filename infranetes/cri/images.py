@@ -54,11 +54,11 @@ class ImageService(ImageRpcs):
         for page in pages(framed(to_cri(image)) for image in self._selected(request.filter)):
             yield page
 
-    def _selected(self, wanted: cri.ImageFilter) -> Sequence[Image]:
-        if not wanted.image.image:
+    def _selected(self, filter: cri.ImageFilter) -> Sequence[Image]:
+        if not filter.image.image:
             return self.store.list()
         try:
-            return [self.store.resolve(wanted.image.image)]
+            return [self.store.resolve(filter.image.image)]
         except NotFound:
             return []
 
@@ -81,9 +81,9 @@ class ImageService(ImageRpcs):
         name, auth = _name(request), request.auth
         store = self.store.of_name(name) if isinstance(self.store, SeveralStores) else self.store
         if not isinstance(store, ImageStore):
-            found = await store.pull(name, dict(request.sandbox_config.annotations))
-            return cri.PullImageResponse(image_ref=found.id)
-        given = credentials(
+            image = await store.pull(name, dict(request.sandbox_config.annotations))
+            return cri.PullImageResponse(image_ref=image.id)
+        registry_auth = credentials(
             parse(name).registry,
             username=auth.username,
             password=auth.password,
@@ -92,7 +92,7 @@ class ImageService(ImageRpcs):
             identity_token=auth.identity_token,
             registry_token=auth.registry_token,
         )
-        image = await store.pull(name, given)
+        image = await store.pull(name, registry_auth)
         return cri.PullImageResponse(image_ref=image.id)
 
     async def RemoveImage(self, request: cri.RemoveImageRequest, call: Call) -> cri.RemoveImageResponse:

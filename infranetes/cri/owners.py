@@ -50,4 +50,4 @@ def _owned(ours: Collection[str], id: str) -> Owned:
         return Owned.OURS
     if not id or len(id) >= ID_LENGTH:
         return Owned.THEIRS
-    return Owned.MAYBE if any(one.startswith(id) for one in ours) else Owned.THEIRS
+    return Owned.MAYBE if any(own.startswith(id) for own in ours) else Owned.THEIRS

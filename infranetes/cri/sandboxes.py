@@ -54,7 +54,7 @@ class SandboxCalls(RuntimeSandboxRpcs):
         validate.sandbox_config(request.config)
         handler = request.runtime_handler
         if handler and handler not in self._handlers:
-            offered = ", ".join(repr(one) for one in ("", *self._handlers))
+            offered = ", ".join(repr(handler_name) for handler_name in ("", *self._handlers))
             raise InvalidArgument(f"runtime_handler {handler[:64]!r} is not offered; offered are {offered}")
         id = await self._sandboxes.run(request.config, handler, before_deadline(call))
         return cri.RunPodSandboxResponse(pod_sandbox_id=id)
@@ -128,17 +128,21 @@ class SandboxCalls(RuntimeSandboxRpcs):
         for page in pages(translate.sandbox_items(self._selected(request.filter))):
             yield page
 
-    def _selected(self, wanted: cri.PodSandboxFilter) -> list[Sandbox]:
-        found = self._listing.sandboxes()
-        if wanted.id:
-            only = found_or_none(self._listing.inventory.sandbox, wanted.id)
-            found = [one for one in found if one is only]
-        if wanted.HasField("state"):
-            found = [one for one in found if translate.sandbox_state(one) == wanted.state.state]
-        if wanted.label_selector:
-            selector = dict(wanted.label_selector)
-            found = [one for one in found if validate.labels_match(one.config.labels, selector)]
-        return found
+    def _selected(self, filter: cri.PodSandboxFilter) -> list[Sandbox]:
+        sandboxes = self._listing.sandboxes()
+        if filter.id:
+            only = found_or_none(self._listing.inventory.sandbox, filter.id)
+            sandboxes = [sandbox for sandbox in sandboxes if sandbox is only]
+        if filter.HasField("state"):
+            sandboxes = [
+                sandbox for sandbox in sandboxes if translate.sandbox_state(sandbox) == filter.state.state
+            ]
+        if filter.label_selector:
+            selector = dict(filter.label_selector)
+            sandboxes = [
+                sandbox for sandbox in sandboxes if validate.labels_match(sandbox.config.labels, selector)
+            ]
+        return sandboxes
 
 
 def _guest(guest: GuestView) -> dict[str, object]:

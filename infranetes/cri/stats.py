@@ -108,10 +108,10 @@ class StatsCalls(RuntimeStatsRpcs):
             async for page in listed:
                 yield page
 
-    async def _of_containers(self, wanted: cri.ContainerStatsFilter) -> AsyncGenerator[bytes, None]:
+    async def _of_containers(self, filter: cri.ContainerStatsFilter) -> AsyncGenerator[bytes, None]:
         by_sandbox: dict[str, list[Container]] = {}
-        for one in self._selected(wanted):
-            by_sandbox.setdefault(one.sandbox.id, []).append(one)
+        for container in self._selected(filter):
+            by_sandbox.setdefault(container.sandbox.id, []).append(container)
         figures = await self._gatherer.now([containers[0].sandbox for containers in by_sandbox.values()])
         for id, containers in by_sandbox.items():
             for container, used in _shown(containers, figures.get(id)):
@@ -119,16 +119,16 @@ class StatsCalls(RuntimeStatsRpcs):
                     yield item
             await self._rest()
 
-    def _selected(self, wanted: cri.ContainerStatsFilter) -> list[Container]:
-        found = self._listing.containers()
+    def _selected(self, filter: cri.ContainerStatsFilter) -> list[Container]:
+        containers = self._listing.containers()
         inventory = self._listing.inventory
-        if wanted.id:
-            only = found_or_none(inventory.container, wanted.id)
-            found = [one for one in found if one is only]
-        if wanted.pod_sandbox_id:
-            sandbox = found_or_none(inventory.sandbox, wanted.pod_sandbox_id)
-            found = [one for one in found if one.sandbox is sandbox]
-        return _with_labels(found, dict(wanted.label_selector))
+        if filter.id:
+            only = found_or_none(inventory.container, filter.id)
+            containers = [container for container in containers if container is only]
+        if filter.pod_sandbox_id:
+            sandbox = found_or_none(inventory.sandbox, filter.pod_sandbox_id)
+            containers = [container for container in containers if container.sandbox is sandbox]
+        return _with_labels(containers, dict(filter.label_selector))
 
     # ---- pods
 
@@ -153,14 +153,14 @@ class StatsCalls(RuntimeStatsRpcs):
             async for page in listed:
                 yield page
 
-    async def _of_sandboxes(self, wanted: cri.PodSandboxStatsFilter) -> AsyncGenerator[bytes, None]:
-        found = self._listing.sandboxes()
-        if wanted.id:
-            only = found_or_none(self._listing.inventory.sandbox, wanted.id)
-            found = [one for one in found if one is only]
-        found = _with_labels(found, dict(wanted.label_selector))
-        figures = await self._gatherer.now(found)
-        for sandbox in found:
+    async def _of_sandboxes(self, filter: cri.PodSandboxStatsFilter) -> AsyncGenerator[bytes, None]:
+        sandboxes = self._listing.sandboxes()
+        if filter.id:
+            only = found_or_none(self._listing.inventory.sandbox, filter.id)
+            sandboxes = [sandbox for sandbox in sandboxes if sandbox is only]
+        sandboxes = _with_labels(sandboxes, dict(filter.label_selector))
+        figures = await self._gatherer.now(sandboxes)
+        for sandbox in sandboxes:
             if (
                 sandbox.id in figures
                 and sandbox.state is SandboxState.READY
@@ -188,9 +188,9 @@ class StatsCalls(RuntimeStatsRpcs):
 
     async def _metrics(self) -> AsyncGenerator[bytes, None]:
         """Yield the metrics, including the last known ones of VMs that did not answer: each has its time."""
-        found = self._listing.sandboxes()
-        await self._gatherer.now(found)
-        for sandbox in found:
+        sandboxes = self._listing.sandboxes()
+        await self._gatherer.now(sandboxes)
+        for sandbox in sandboxes:
             figures = self._gatherer.last(sandbox.id)
             if (
                 figures is not None
@@ -214,21 +214,23 @@ def _shown(
     """Return containers of one sandbox, each with its figures. Running ones without figures are left out."""
     used = figures.by_container() if figures is not None else {}
     return [
-        (one, used.get(one.id))
-        for one in containers
-        if one.id in used or one.state is not ContainerState.RUNNING
+        (container, used.get(container.id))
+        for container in containers
+        if container.id in used or container.state is not ContainerState.RUNNING
     ]
 
 
 def _of_sandbox(sandbox: Sandbox, figures: Figures) -> cri.PodSandboxStats:
-    shown = [one for one in sandbox.containers.values() if one.shown]
-    return sandbox_stats(sandbox, figures.stats, (container_stats(*one) for one in _shown(shown, figures)))
+    shown = [container for container in sandbox.containers.values() if container.shown]
+    return sandbox_stats(
+        sandbox, figures.stats, (container_stats(*usage) for usage in _shown(shown, figures))
+    )
 
 
-def _with_labels(found: list[Selectable], selector: dict[str, str]) -> list[Selectable]:
+def _with_labels(entries: list[Selectable], selector: dict[str, str]) -> list[Selectable]:
     if not selector:
-        return found
-    return [one for one in found if validate.labels_match(one.config.labels, selector)]
+        return entries
+    return [entry for entry in entries if validate.labels_match(entry.config.labels, selector)]
 
 
 def _metrics(providers: Providers, sandbox: Sandbox, answer: vmserver.StatsResponse) -> cri.PodSandboxMetrics:

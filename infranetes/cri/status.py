@@ -144,8 +144,8 @@ class StatusCalls(RuntimeStatusRpcs):
         return response
 
     def _service_rules(self, services: ServiceRules) -> dict[str, object]:
-        senders = [each.machine.rules for each in self._inventory if each.machine.rules is not None]
-        current = sum(each.progress().current for each in senders)
+        senders = [sandbox.machine.rules for sandbox in self._inventory if sandbox.machine.rules is not None]
+        current = sum(sender.progress().current for sender in senders)
         return {**services.status(), "vms": len(senders), "current_vms": current}
 
     def _counts(self) -> dict[str, object]:

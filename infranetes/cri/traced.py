@@ -53,14 +53,14 @@ def subject(message: Message | bytes) -> Attributes:
     """Return attributes that name the pod and container of a request or response."""
     if isinstance(message, bytes):
         return {}
-    found = {
+    attributes = {
         "infranetes.sandbox": getattr(message, "pod_sandbox_id", ""),
         "infranetes.container": getattr(message, "container_id", ""),
         "infranetes.handler": getattr(message, "runtime_handler", ""),
     }
     if isinstance(message, cri.RunPodSandboxRequest):
         metadata = message.config.metadata
-        found["k8s.namespace.name"] = metadata.namespace
-        found["k8s.pod.name"] = metadata.name
-        found["k8s.pod.uid"] = metadata.uid
-    return {key: value[:_MOST] for key, value in found.items() if value}
+        attributes["k8s.namespace.name"] = metadata.namespace
+        attributes["k8s.pod.name"] = metadata.name
+        attributes["k8s.pod.uid"] = metadata.uid
+    return {key: value[:_MOST] for key, value in attributes.items() if value}

@@ -62,12 +62,12 @@ def container_item(container: Container) -> cri.Container:
 
 def sandbox_items(sandboxes: Iterable[Sandbox]) -> list[bytes]:
     """Return `framed` items. Joined, they are a ListPodSandboxResponse or a StreamPodSandboxesResponse."""
-    return [_cached(one, sandbox_item) for one in sandboxes]
+    return [_cached(sandbox, sandbox_item) for sandbox in sandboxes]
 
 
 def container_items(containers: Iterable[Container]) -> list[bytes]:
     """Return `framed` items. Joined, they are a ListContainersResponse or a StreamContainersResponse."""
-    return [_cached(one, container_item) for one in containers]
+    return [_cached(container, container_item) for container in containers]
 
 
 def _cached(listed: Listed, make: Callable[[Listed], Message]) -> bytes:
@@ -114,7 +114,7 @@ def sandbox_status(sandbox: Sandbox) -> cri.PodSandboxStatus:
 def _network(sandbox: Sandbox) -> cri.PodSandboxNetworkStatus:
     more = sandbox.record.more_addresses.split()
     return cri.PodSandboxNetworkStatus(
-        ip=sandbox.record.address, additional_ips=[cri.PodIP(ip=each) for each in more]
+        ip=sandbox.record.address, additional_ips=[cri.PodIP(ip=address) for address in more]
     )
 
 
@@ -156,7 +156,7 @@ def container_status(container: Container) -> cri.ContainerStatus:
 
 def container_statuses(sandbox: Sandbox) -> list[cri.ContainerStatus]:
     """Return the status of each container of a sandbox that lists show."""
-    return [container_status(one) for one in sandbox.containers.values() if one.shown]
+    return [container_status(container) for container in sandbox.containers.values() if container.shown]
 
 
 def _image(config: cri.ContainerConfig) -> cri.ImageSpec:

@@ -126,12 +126,12 @@ def seconds(value: int, field: str) -> int:
 
 def command(words: Iterable[str]) -> list[str]:
     """Return a command, of at least one word, as a list."""
-    found = list(words)
-    if not found or not found[0]:
+    command = list(words)
+    if not command or not command[0]:
         raise InvalidArgument("cmd is empty: give the program and its arguments")
-    if sum(map(len, found)) > MAX_COMMAND:
+    if sum(map(len, command)) > MAX_COMMAND:
         raise InvalidArgument(f"cmd is over {MAX_COMMAND} characters")
-    return found
+    return command
 
 
 def labels_match(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:

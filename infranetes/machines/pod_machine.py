@@ -472,7 +472,7 @@ class PodMachine:
         context = self._context
         listing = self._asked("list", context.provider.list)
         instances = await within(context.clock, context.times.destroy, listing, "listing the provider's VMs")
-        return [one.id for one in launched_with(self.facts.token, instances)]
+        return [instance.id for instance in launched_with(self.facts.token, instances)]
 
 
 def is_due(facts: VmFacts, now: float, lifetime: float) -> bool:

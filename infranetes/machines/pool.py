@@ -116,11 +116,17 @@ class Pool:
 
     def idle(self) -> list[Member]:
         """The VMs that a pod could have."""
-        return [one for one in self.members.values() if one.state is PoolState.IDLE and not one.taken]
+        return [
+            member for member in self.members.values() if member.state is PoolState.IDLE and not member.taken
+        ]
 
     def stopped(self) -> list[Member]:
         """The VMs that a pod could have once they are started."""
-        return [one for one in self.members.values() if one.state is PoolState.STOPPED and not one.taken]
+        return [
+            member
+            for member in self.members.values()
+            if member.state is PoolState.STOPPED and not member.taken
+        ]
 
     async def claim(self, size: Size, annotations: Iterable[str], adopt: Adopt, zone: str = "") -> bool:
         """Hand an idle VM that is large enough, or else a stopped one, to a pod with these annotations' keys,
@@ -211,11 +217,11 @@ class Pool:
 
     def _adjust_kind(self, size: Size, to_stop: bool, target: int) -> None:
         members = [
-            one
-            for one in self.members.values()
-            if one.size == size and one.is_to_stop is to_stop and one.state is not PoolState.ENDING
+            member
+            for member in self.members.values()
+            if member.size == size and member.is_to_stop is to_stop and member.state is not PoolState.ENDING
         ]
-        spare = [one for one in members if not one.taken]
+        spare = [member for member in members if not member.taken]
         for member in spare[: max(len(members) - target, 0)]:
             self.end(member, "it is not wanted any more")
         for _ in range(target - len(members)):
@@ -240,7 +246,7 @@ class Pool:
         return 0 if self.drained else self._config.targets.total() + self._stopped_targets().total()
 
     def _may_launch(self) -> bool:
-        booting = sum(one.state in BOOTS for one in self.members.values())
+        booting = sum(member.state in BOOTS for member in self.members.values())
         if booting >= self._config.parallel:
             return False  # asked again when one of them is up or has failed
         if not self._context.starts.when_idle(self.adjust):

@@ -41,19 +41,19 @@ class PoolConfig:
     def targets(self) -> Counter[Size]:
         """How many booted VMs of each size there are to be."""
         targets: Counter[Size] = Counter()
-        for each in self.sizes:
-            targets[each.size] += each.count
+        for entry in self.sizes:
+            targets[entry.size] += entry.count
         return targets
 
     @property
     def stopped_targets(self) -> Counter[Size]:
         """How many stopped VMs of each size there are to be."""
         targets: Counter[Size] = Counter()
-        for each in self.sizes:
-            targets[each.size] += each.stopped
+        for entry in self.sizes:
+            targets[entry.size] += entry.stopped
         return targets
 
     @property
     def stops(self) -> bool:
         """Whether there are to be stopped VMs."""
-        return any(each.stopped for each in self.sizes)
+        return any(entry.stopped for entry in self.sizes)

@@ -158,7 +158,7 @@ def smallest(members: Iterable[Member], size: Size, zone: str) -> Member | None:
     """Return the smallest VM that fits a pod, and of those the oldest.
 
     :param zone: where it has to be; "": anywhere."""
-    fitting = [one for one in members if fits(size, one.record) and zone in ("", one.zone)]
+    fitting = [member for member in members if fits(size, member.record) and zone in ("", member.zone)]
 
     def waste(member: Member) -> tuple[int, int, int]:
         return member.record.memory_bytes, member.record.cpu_millis, member.record.created_at

@@ -86,9 +86,9 @@ class Renewal:
         now, lifetime = self._context.clock.seconds(), self._context.times.certificate
         waits = self._waiting
         due = [
-            one
-            for one in self._machines()
-            if one not in waits and is_due(one.facts, now, lifetime) and one.needs_certificate
+            machine
+            for machine in self._machines()
+            if machine not in waits and is_due(machine.facts, now, lifetime) and machine.needs_certificate
         ]
         await settled([self._renew(machine) for machine in due])
 

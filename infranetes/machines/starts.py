@@ -75,7 +75,7 @@ class Starts:
             return
         turn: Deferred[None] = Deferred(lambda _: self._leave(waiting))
         waiting = _Waiting(urgent, id, seconds, tell, turn)
-        place = sum(each.urgent for each in self._line) if urgent else len(self._line)
+        place = sum(start.urgent for start in self._line) if urgent else len(self._line)
         self._line.insert(place, waiting)
         self._tell(place)
         impatient = self._clock.callLater(patience, self._run_out, waiting)

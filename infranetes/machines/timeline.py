@@ -24,7 +24,7 @@ def bounded(text: str) -> str:
     """Return a text, possibly an agent's, as one printable line without secrets, at most MAX_WORDS characters
     long."""
     shown = " ".join(redacted_beginning(text, _MAX_READ).split())
-    shown = "".join(each if each.isprintable() else "?" for each in shown)
+    shown = "".join(character if character.isprintable() else "?" for character in shown)
     if shown == text:
         return text  # so that the steps of all pods share the texts that they have in common
     return shown if len(shown) <= MAX_WORDS else f"{shown[: MAX_WORDS - 1]}…"
@@ -55,7 +55,7 @@ class Step:
     @property
     def size(self) -> int:
         """The size of its texts in bytes."""
-        return sum(len(each.encode()) for each in (self.what, self.container, self.detail, self.error))
+        return sum(len(text.encode()) for text in (self.what, self.container, self.detail, self.error))
 
 
 class Timeline:

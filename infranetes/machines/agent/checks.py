@@ -89,10 +89,10 @@ def _clamp(message: Message) -> None:
             _clamp_map(field.message_type, value, rule.most)
         elif rule.most:
             del value[rule.most :]
-            for index, one in enumerate(value):
+            for index, element in enumerate(value):
                 if rule.message:
-                    _clamp(one)
-                elif (fit := _fit(rule, one)) != one:
+                    _clamp(element)
+                elif (fit := _fit(rule, element)) != element:
                     value[index] = fit
         elif rule.message:
             _clamp(value)
@@ -112,12 +112,12 @@ def _fit(rule: _Rule, value: Any) -> Any:  # Any: the type of a field's value de
     return min(max(value, rule.low), rule.high)
 
 
-def _clamp_map(entry: Descriptor, found: MutableMapping[str, str], most: int) -> None:
+def _clamp_map(entry: Descriptor, values: MutableMapping[str, str], most: int) -> None:
     """Remove entries that are too long or too many. Entries are not cut: half a key is another key."""
     key, value = (limits.TEXTS[entry.fields_by_name[name].full_name] for name in ("key", "value"))
-    kept = [one for one in sorted(found) if len(one) <= key and len(found[one]) <= value][:most]
-    for one in set(found) - set(kept):
-        del found[one]
+    kept = [name for name in sorted(values) if len(name) <= key and len(values[name]) <= value][:most]
+    for name in set(values) - set(kept):
+        del values[name]
 
 
 # ---- answers
@@ -141,7 +141,7 @@ def checked_state(id: str, state: vmserver.ContainerState) -> vmserver.Container
 
 def checked_held(answer: vmserver.HoldResponse) -> list[str]:
     """Return the ids of held containers. :raise InvalidArgument: one is invalid, or there twice."""
-    ids = [checked_id(each) for each in answer.containers]
+    ids = [checked_id(id) for id in answer.containers]
     if len(set(ids)) != len(ids):
         raise InvalidArgument("its agent reported a container that it holds twice")
     return ids

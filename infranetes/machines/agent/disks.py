@@ -38,10 +38,10 @@ class DiskClient(AgentCalls):
 
     async def find_disk(self, serial: str) -> str:
         request = vmserver.FindDiskRequest(serial=serial)
-        found = await self._call(self._stub.FindDisk(request, timeout=FIND_SECONDS))
-        if not _DEVICE.fullmatch(found.device):
+        disk = await self._call(self._stub.FindDisk(request, timeout=FIND_SECONDS))
+        if not _DEVICE.fullmatch(disk.device):
             raise Unavailable(f"the VM has no device for disk {serial}; try again")
-        return str(found.device)
+        return str(disk.device)
 
     async def sync_disk(self, serial: str) -> None:
         await self._call(self._stub.SyncDisk(vmserver.SyncDiskRequest(serial=serial), timeout=SYNC_SECONDS))

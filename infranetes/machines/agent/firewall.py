@@ -30,8 +30,8 @@ class FirewallClient(AgentCalls):
         if allowed is None:
             return None
         way = vmserver.FirewallWay()
-        for each in allowed:
-            way.rules.append(_rule(each))
+        for rule in allowed:
+            way.rules.append(_rule(rule))
             await self._turn()
         return way
 
@@ -41,7 +41,7 @@ def _rule(allowed: Allowed) -> vmserver.FirewallRule:
         networks=[str(network) for network in allowed.networks],
         all_ports=allowed.ports is None,
         ports=[
-            vmserver.FirewallPorts(protocol=_PROTOCOLS[each.protocol], first=each.first, last=each.last)
-            for each in allowed.ports or ()
+            vmserver.FirewallPorts(protocol=_PROTOCOLS[ports.protocol], first=ports.first, last=ports.last)
+            for ports in allowed.ports or ()
         ],
     )

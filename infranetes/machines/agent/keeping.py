@@ -56,12 +56,12 @@ class KeepClient(AgentCalls):
         request = vmserver.AdoptRequest(
             containers=[
                 vmserver.Adoption(
-                    old_id=each.old_id,
-                    new_id=each.new_id,
-                    config=each.config,
-                    hook=None if each.hook is None else _said(each.hook),
+                    old_id=container.old_id,
+                    new_id=container.new_id,
+                    config=container.config,
+                    hook=None if container.hook is None else _said(container.hook),
                 )
-                for each in containers
+                for container in containers
             ],
             volumes=[vmserver.AdoptedVolume(old_id=old, new_id=new) for old, new in sorted(volumes.items())],
             sandbox_config=sandbox,
@@ -73,7 +73,8 @@ class KeepClient(AgentCalls):
                 f"its agent was asked to adopt {len(containers)} containers and answered about {len(states)}"
             )
         return [
-            checks.checked_adopted(each.new_id, state) for each, state in zip(containers, states, strict=True)
+            checks.checked_adopted(container.new_id, state)
+            for container, state in zip(containers, states, strict=True)
         ]
 
 

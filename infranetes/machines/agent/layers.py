@@ -27,14 +27,14 @@ class LayerClient(AgentCalls):
     async def layers(self, diff_ids: Sequence[str]) -> list[vmserver.LayerState]:
         request = vmserver.ListLayersRequest(diff_ids=diff_ids)
         answer = await self._call(self._stub.ListLayers(request, timeout=LIST_SECONDS))
-        if [one.diff_id for one in answer.layers] != list(diff_ids):
+        if [layer.diff_id for layer in answer.layers] != list(diff_ids):
             raise InvalidArgument(
                 f"the agent was asked about {len(diff_ids)} layers and answered about others"
             )
-        for one in answer.layers:
-            if one.arrived and not _DIGEST.fullmatch(one.digest):
+        for layer in answer.layers:
+            if layer.arrived and not _DIGEST.fullmatch(layer.digest):
                 raise InvalidArgument(
-                    f"the agent reported bytes of {one.digest[:80]!r}, which is not a digest"
+                    f"the agent reported bytes of {layer.digest[:80]!r}, which is not a digest"
                 )
         return list(checks.clamped(answer).layers)
 

@@ -24,11 +24,11 @@ from infranetes_common.reactors import IReactor
 
 class _Client(tcp.Client):
     def createInternetSocket(self) -> socket.socket:
-        made: socket.socket = super().createInternetSocket()  # type: ignore[no-untyped-call]
+        connection: socket.socket = super().createInternetSocket()  # type: ignore[no-untyped-call]
         # A daemon that may not mark packets may not make the rules either, by which others are dropped.
         with contextlib.suppress(PermissionError):
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, AGENT_MARK)
-        return made
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, AGENT_MARK)
+        return connection
 
 
 class _Connector(tcp.Connector):
@@ -55,9 +55,9 @@ class _Reactor:
         timeout: float = 30,
         bindAddress: tuple[str, int] | None = None,
     ) -> IConnector:
-        made = _Connector(host, port, factory, timeout, bindAddress, self._reactor)
-        made.connect()
-        return made
+        connector = _Connector(host, port, factory, timeout, bindAddress, self._reactor)
+        connector.connect()
+        return connector
 
 
 def marked_endpoint(reactor: IReactor, host: str, port: int, seconds: float) -> IStreamClientEndpoint:

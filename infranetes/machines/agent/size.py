@@ -30,4 +30,4 @@ class SizeClient(AgentCalls):
 
 
 def _said(ranges: Sequence[MemoryRange]) -> list[vmserver.MemoryRange]:
-    return [vmserver.MemoryRange(address=each.address, size=each.size) for each in ranges]
+    return [vmserver.MemoryRange(address=piece.address, size=piece.size) for piece in ranges]

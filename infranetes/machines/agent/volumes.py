@@ -47,7 +47,7 @@ class VolumeClient(AgentCalls):
         await self._call(self._stub.PutVolume(requests(), timeout=VOLUME_SECONDS))
 
     async def list_volume(self, id: str, bounds: Bounds) -> Manifest:
-        found: Manifest = {}
+        manifest: Manifest = {}
         size = path_bytes = 0
         request = vmserver.ListVolumeRequest(id=id, bounds=_bounds(bounds))
         async for page in self._streamed(self._stub.ListVolume(request, timeout=VOLUME_SECONDS)):
@@ -55,12 +55,12 @@ class VolumeClient(AgentCalls):
                 raise InvalidArgument(f"the agent's list of volume {id} does not end")
             for sent in page.entries:
                 entry = from_wire(sent)
-                if entry.path in found:
+                if entry.path in manifest:
                     raise InvalidArgument(f"the agent lists {entry.path[:200]!r} in volume {id} twice")
-                found[entry.path] = entry
+                manifest[entry.path] = entry
                 size += entry.size
                 path_bytes += len(entry.path) + len(entry.target)
-            if len(found) > bounds.entries + 1 or size > bounds.bytes:
+            if len(manifest) > bounds.entries + 1 or size > bounds.bytes:
                 raise ResourceExhausted(
                     f"in the VM it has over {bounds.entries} files or over {bounds.bytes} bytes"
                 )
@@ -69,16 +69,16 @@ class VolumeClient(AgentCalls):
                     f"in the VM its paths have over {limits.PATH_BYTES} bytes on average, over "
                     f"{bounds.entries} files"
                 )
-        return found
+        return manifest
 
     async def read_volume(self, id: str, entries: Iterable[Entry]) -> AsyncGenerator[Change, None]:
-        wanted = list(entries)
+        asked = list(entries)
         request = vmserver.ReadVolumeRequest(id=id)
-        for page in pages(wanted):  # their number is up to the agent
+        for page in pages(asked):  # their number is up to the agent
             await self._turn()
             request.entries.extend(map(to_wire, page))
-        left = iter(wanted)
-        readable = {one.path for one in wanted}
+        left = iter(asked)
+        readable = {entry.path for entry in asked}
         async for sent in self._streamed(self._stub.ReadVolume(request, timeout=VOLUME_SECONDS)):
             change = change_from_wire(sent)
             if isinstance(change, bytes) and not 0 < len(change) <= limits.CHUNK_BYTES:
@@ -100,8 +100,8 @@ class VolumeClient(AgentCalls):
     async def measure_volumes(self, ids: Sequence[str]) -> dict[str, int]:
         request = vmserver.MeasureVolumesRequest(ids=ids)
         answer = await self._call(self._stub.MeasureVolumes(request, timeout=MEASURE_SECONDS))
-        wanted = set(ids)
-        return {one.id: one.written.bytes for one in clamped(answer).volumes if one.id in wanted}
+        asked = set(ids)
+        return {volume.id: volume.written.bytes for volume in clamped(answer).volumes if volume.id in asked}
 
 
 def _bounds(bounds: Bounds) -> vmserver.VolumeBounds:

@@ -148,7 +148,7 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
             sandbox.hostname,
             tuple(self._dns.servers),
             tuple(self._dns.searches),
-            {each.key: each.value.decode(errors="replace") for each in config.envs},
+            {variable.key: variable.value.decode(errors="replace") for variable in config.envs},
             mounts,
             tuple(self._placed_disks(mounts)),
         )

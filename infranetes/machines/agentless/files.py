@@ -166,9 +166,9 @@ def _end_file(volume: GuestVolume, entry: Entry | None, pieces: list[bytes]) -> 
 
 
 def _remove(volume: GuestVolume, path: bytes) -> None:
-    for each in [one for one in volume.entries if one == path or one.startswith(path + b"/")]:
-        del volume.entries[each]
-        volume.contents.pop(each, None)
+    for name in [name for name in volume.entries if name == path or name.startswith(path + b"/")]:
+        del volume.entries[name]
+        volume.contents.pop(name, None)
 
 
 def _too_large(id: str) -> ResourceExhausted:
@@ -186,6 +186,6 @@ def mounted_files(volumes: GuestVolumes, mounts: Mapping[str, str]) -> dict[str,
     for path, source in mounts.items():
         id, _, below = source.partition("/")
         if id in volumes:
-            for name, one in volumes.get(id).files(below).items():
-                files[posixpath.join(path, name) if name else path] = one
+            for name, file in volumes.get(id).files(below).items():
+                files[posixpath.join(path, name) if name else path] = file
     return files

@@ -85,15 +85,15 @@ def archive(files: Mapping[str, GuestFile], seconds: float) -> bytes:
     :param seconds: their time, since 1970. :raise InvalidArgument: a path leads out of the directory."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        made: set[str] = set()
+        directories: set[str] = set()
         for path, file in sorted(files.items()):
             parts = _parts(path)
             for depth in range(1, len(parts)):
                 above = "/".join(parts[:depth])
                 if above in files:
                     raise InvalidArgument(f"{above[:200]!r} is a file, and a directory for {path[:200]!r}")
-                if above not in made:
-                    made.add(above)
+                if above not in directories:
+                    directories.add(above)
                     tar.addfile(_entry(above, 0o755, seconds, tarfile.DIRTYPE))
             entry = _entry(path, file.mode & 0o777, seconds, tarfile.REGTYPE)
             entry.size = len(file.content)

@@ -39,7 +39,7 @@ def _comparable(config: cri.ContainerConfig) -> bytes:
     for mount in copy.mounts:
         if mount.container_path == config.annotations.get(_TERMINATION_MESSAGE):
             mount.host_path = ""
-    variables = sorted(config.envs, key=lambda each: each.key)
+    variables = sorted(config.envs, key=lambda variable: variable.key)
     del copy.envs[:]
     copy.envs.extend(variables)
     return copy.SerializeToString(deterministic=True)
@@ -122,14 +122,14 @@ async def mounted_images(config: cri.ContainerConfig, images: Images) -> dict[in
     """Return the images that are mounted as volumes, by the index of their mount.
 
     :raise NotFound: one is not on this node; the message names the mount."""
-    found: dict[int, Image] = {}
+    mounted: dict[int, Image] = {}
     for index, mount in enumerate(config.mounts):
         if mount.HasField("image"):
             try:
-                found[index] = await images.find(mount.image.image)
+                mounted[index] = await images.find(mount.image.image)
             except NotFound as error:
                 raise NotFound(f"config.mounts[{index}] at {mount.container_path[:256]}: {error}") from None
-    return found
+    return mounted
 
 
 def with_image_ids(config: cri.ContainerConfig, images: dict[int, Image]) -> cri.ContainerConfig:

@@ -141,9 +141,9 @@ class Launches:
         deadline = began + self._limit
         has_vm = bool(sandbox.record.agent_host)  # claimed from the pool, or launched by an earlier daemon
         request = await vm_request(handler, self._features, sandbox, has_vm=has_vm, boot=boot)
-        kept = None if has_vm else await self._features.start_from(sandbox)
+        kept_state = None if has_vm else await self._features.start_from(sandbox)
         up = await sandbox.machine.bring_up(
-            request, deadline, partial(self._connections.connect, sandbox), kept
+            request, deadline, partial(self._connections.connect, sandbox), kept_state
         )
         watch = sandbox.watch
         assert sandbox.client is not None and watch is not None
@@ -186,7 +186,7 @@ class Launches:
         """Return whether containers are being created or started, or were a moment ago: more may follow."""
         just_now = nanoseconds(self._clock) - int(IDLE_SECONDS * 1e9)
         return sandbox.loads.busy or any(
-            one.state in (ContainerState.CREATING, ContainerState.CREATED, ContainerState.STARTING)
-            or max(one.record.created_at, one.record.started_at) > just_now
-            for one in sandbox.containers.values()
+            container.state in (ContainerState.CREATING, ContainerState.CREATED, ContainerState.STARTING)
+            or max(container.record.created_at, container.record.started_at) > just_now
+            for container in sandbox.containers.values()
         )

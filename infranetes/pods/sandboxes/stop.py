@@ -46,11 +46,14 @@ class ContainersEnd:
         if not await self._agent_answers(sandbox):
             return
         patience = MACHINE_DRAIN_SECONDS if sandbox.record.image else self._drain_seconds
-        running = [one for one in sandbox.containers.values() if one.state in (STARTING, RUNNING)]
-        kills = [start(self._kill(one, patience)) for one in running]
-        others = [one for one in sandbox.containers.values() if one not in running]
+        running = [
+            container for container in sandbox.containers.values() if container.state in (STARTING, RUNNING)
+        ]
+        kills = [start(self._kill(container, patience)) for container in running]
+        others = [container for container in sandbox.containers.values() if container not in running]
         drains = [
-            start(wait_while_advancing(self._clock, one, self._logs.drain(one), patience)) for one in others
+            start(wait_while_advancing(self._clock, container, self._logs.drain(container), patience))
+            for container in others
         ]
         least = self._clock.seconds() + self._stop_seconds + patience
         ends = start(self._bounded(kills, least, sandbox, "ending its containers"))
@@ -95,9 +98,9 @@ class ContainersEnd:
                     break
         else:
             errors += [result.value for result in await flight.join() if result is not None]
-        for each in errors:
+        for cause in errors:
             _log.warn("sandbox {sandbox} is stopped nevertheless, without {what}: {error}",
-                      sandbox=sandbox.id, what=what, error=each)  # fmt: skip
+                      sandbox=sandbox.id, what=what, error=cause)  # fmt: skip
 
 
 async def _vm_is_gone(sandbox: Sandbox) -> bool:

@@ -53,13 +53,13 @@ def hypervisor_of(providers: Providers, sandbox: Sandbox) -> IHypervisor:
             f"{node_provider.name} has none to show; QEMU has, of pods whose image is the VM"
         )
     try:
-        found: IHypervisor = node_provider.provider.hypervisor(record.instance_id)
+        hypervisor: IHypervisor = node_provider.provider.hypervisor(record.instance_id)
     except NotFound:
         raise NotOffered(
             f"VM {record.instance_id} of pod {sandbox.pod} has no screen: it was not booted from an image of "
             "its pod's; `infranetes-ctl console` shows what it wrote"
         ) from None
-    return found
+    return hypervisor
 
 
 def has_screen(providers: Providers, sandbox: Sandbox) -> bool:

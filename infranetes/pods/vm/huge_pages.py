@@ -20,9 +20,9 @@ _ASKING = ALIVE | {ContainerState.CREATING}
 
 async def check_huge_pages(agent: IAgent, sizes: Iterable[int]) -> None:
     """Check that a VM can have huge pages of these sizes in bytes. :raise FailedPrecondition: it can't."""
-    there = (await agent.info()).huge_page_sizes
-    for size in sorted(set(sizes).difference(there)):
-        others = " or ".join(map(resource_name, there))
+    in_vm = (await agent.info()).huge_page_sizes
+    for size in sorted(set(sizes).difference(in_vm)):
+        others = " or ".join(map(resource_name, in_vm))
         raise FailedPrecondition(
             f"this pod's VM can't have {resource_name(size)}: "
             + (

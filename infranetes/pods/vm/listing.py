@@ -35,18 +35,21 @@ class Listing:
 
     def sandboxes(self) -> list[Sandbox]:
         """Return the sandboxes that the CRI shows."""
-        return [one for one in self.inventory if one.state in SHOWN_SANDBOXES]
+        return [sandbox for sandbox in self.inventory if sandbox.state in SHOWN_SANDBOXES]
 
     def containers(self) -> list[Container]:
         """Return the containers that the CRI shows."""
-        return [one for one in self.inventory.containers.values() if one.shown]
+        return [container for container in self.inventory.containers.values() if container.shown]
 
     async def refresh(self, sandboxes: Iterable[Sandbox]) -> None:
         """Wait a moment for those agents whose streams were just lost or are being opened, all together."""
         watches = [
-            one.watch for one in sandboxes
-            if one.watch is not None and one.watch.worth_waiting and one.state is SandboxState.READY
-        ]  # fmt: skip
+            sandbox.watch
+            for sandbox in sandboxes
+            if sandbox.watch is not None
+            and sandbox.watch.worth_waiting
+            and sandbox.state is SandboxState.READY
+        ]
         if not watches:
             return
         try:

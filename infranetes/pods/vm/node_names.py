@@ -37,11 +37,11 @@ def node_dns(files: Sequence[Path] = RESOLV_CONF) -> cri.DNSConfig:
     for file in files:
         try:
             with open(file, "rb") as opened:
-                found = parse_resolv_conf(opened.read(MAX_BYTES).decode("utf-8", "replace"))
+                dns = parse_resolv_conf(opened.read(MAX_BYTES).decode("utf-8", "replace"))
         except OSError:
             continue
-        if found.servers:
-            return found
+        if dns.servers:
+            return dns
     return cri.DNSConfig()
 
 

@@ -59,22 +59,22 @@ class Resizer:
             before = size_now(sandbox)
             if not complete:  # unknown requests may need the memory that the VM has: keep it
                 asked = attrs.evolve(asked, memory_bytes=max(asked.memory_bytes, before.memory_bytes))
-            wanted = attrs.evolve(
+            size = attrs.evolve(
                 asked,
                 cpu_millis=asked.cpu_millis or before.cpu_millis,
                 memory_bytes=asked.memory_bytes or before.memory_bytes,
                 huge_bytes=before.huge_bytes,
             )
-            await self._provide(sandbox, before, wanted)
+            await self._provide(sandbox, before, size)
             _check_ready(sandbox)
-            await self._record(sandbox, wanted)
-        if wanted != before:
+            await self._record(sandbox, size)
+        if size != before:
             _log.info(
                 "sandbox {sandbox} is resized to {cpu} mCPU and {memory} MiB",
                 sandbox=sandbox.id,
                 pod=sandbox.pod,
-                cpu=wanted.cpu_millis,
-                memory=wanted.memory_bytes // _MIB,
+                cpu=size.cpu_millis,
+                memory=size.memory_bytes // _MIB,
             )
 
     async def make_room(self, container: Container, limits: cri.LinuxContainerResources) -> None:
@@ -90,12 +90,12 @@ class Resizer:
             _check_ready(sandbox)
             provider = self._providers.of(sandbox.record).provider
             before = attrs.evolve(size_now(sandbox, container), cpu_millis=0)
-            wanted = attrs.evolve(before, huge_bytes=before.huge_bytes + bytes_of(limits))
-            if not IResizesVms.providedBy(provider) or wanted == before:
+            size = attrs.evolve(before, huge_bytes=before.huge_bytes + bytes_of(limits))
+            if not IResizesVms.providedBy(provider) or size == before:
                 return
-            has = await provider.resize(sandbox.record.instance_id, wanted)  # growing needs no IGuest
-            _check_provided(sandbox, before, wanted, has)
-            await self._check_in_force(sandbox, before, wanted)
+            has = await provider.resize(sandbox.record.instance_id, size)  # growing needs no IGuest
+            _check_provided(sandbox, before, size, has)
+            await self._check_in_force(sandbox, before, size)
 
     async def fit(self, container: Container, limits: cri.LinuxContainerResources) -> None:
         """Enlarge the VM to what its containers' limits need, with these of one of them. Idempotent.
@@ -112,46 +112,46 @@ class Resizer:
         async with sandbox.resizing:
             _check_ready(sandbox)
             before, needed = size_now(sandbox), _needed(container, limits)
-            wanted = attrs.evolve(
+            size = attrs.evolve(
                 before,
                 cpu_millis=max(before.cpu_millis, needed.cpu_millis),
                 memory_bytes=max(before.memory_bytes, needed.memory_bytes),
             )
-            if not await self._lacks(sandbox, before, wanted):
+            if not await self._lacks(sandbox, before, size):
                 return
-            await self._provide(sandbox, before, wanted)
-            await self._record(sandbox, wanted)
+            await self._provide(sandbox, before, size)
+            await self._record(sandbox, size)
         _log.info(
             "sandbox {sandbox} has grown to {cpu} mCPU and {memory} MiB for its containers' limits",
             sandbox=sandbox.id,
             pod=sandbox.pod,
-            cpu=wanted.cpu_millis,
-            memory=wanted.memory_bytes // _MIB,
+            cpu=size.cpu_millis,
+            memory=size.memory_bytes // _MIB,
         )
 
-    async def _provide(self, sandbox: Sandbox, before: Size, wanted: Size) -> None:
+    async def _provide(self, sandbox: Sandbox, before: Size, size: Size) -> None:
         """Resize the VM. One whose provider can't resize it must have enough anyway.
 
         :raise FailedPrecondition: it has not."""
         provider = self._providers.of(sandbox.record).provider
         if IResizesVms.providedBy(provider):
-            await self._resize(provider, sandbox, before, wanted)
+            await self._resize(provider, sandbox, before, size)
             return
-        lacks = await self._lacks(sandbox, before, wanted)
+        lacks = await self._lacks(sandbox, before, size)
         if lacks:
             raise FailedPrecondition(
                 f"sandbox {sandbox.id}: its VM {lacks}, and VMs of {provider.name} can't grow while they "
                 "run: recreate the pod"
             )
 
-    async def _resize(self, provider: IResizesVms, sandbox: Sandbox, before: Size, wanted: Size) -> None:
-        shrinks = wanted.memory_bytes < before.memory_bytes
+    async def _resize(self, provider: IResizesVms, sandbox: Sandbox, before: Size, size: Size) -> None:
+        shrinks = size.memory_bytes < before.memory_bytes
         if shrinks:
-            await self._record(sandbox, attrs.evolve(before, memory_bytes=wanted.memory_bytes))
+            await self._record(sandbox, attrs.evolve(before, memory_bytes=size.memory_bytes))
         try:
-            has = await self._provided(provider, sandbox, before, wanted)
-            _check_provided(sandbox, before, wanted, has)
-            await self._check_in_force(sandbox, before, wanted)
+            has = await self._provided(provider, sandbox, before, size)
+            _check_provided(sandbox, before, size, has)
+            await self._check_in_force(sandbox, before, size)
         except Exception:
             if shrinks and sandbox.state is SandboxState.READY:
                 await to_its_end(start(self._take_back(provider, sandbox, before)))  # in its turn
@@ -170,13 +170,13 @@ class Resizer:
                 error=str(error),
             )
 
-    async def _provided(self, provider: IResizesVms, sandbox: Sandbox, before: Size, wanted: Size) -> Size:
+    async def _provided(self, provider: IResizesVms, sandbox: Sandbox, before: Size, size: Size) -> Size:
         try:
-            return await provider.resize(sandbox.record.instance_id, wanted, _Guest(sandbox))
+            return await provider.resize(sandbox.record.instance_id, size, _Guest(sandbox))
         except InfranetesError as error:
-            if wanted.memory_bytes >= before.memory_bytes:
+            if size.memory_bytes >= before.memory_bytes:
                 raise
-            kept, less = before.memory_bytes // _MIB, wanted.memory_bytes // _MIB
+            kept, less = before.memory_bytes // _MIB, size.memory_bytes // _MIB
             raise type(error)(
                 f"sandbox {sandbox.id}: its VM keeps {kept} MiB for the pod, not {less}: {error}"
             ) from None
@@ -185,13 +185,13 @@ class Resizer:
         resized = attrs.evolve(sandbox.record, cpu_millis=size.cpu_millis, memory_bytes=size.memory_bytes)
         await self._inventory.save(sandbox, resized)
 
-    async def _check_in_force(self, sandbox: Sandbox, before: Size, wanted: Size) -> None:
+    async def _check_in_force(self, sandbox: Sandbox, before: Size, size: Size) -> None:
         """Wait until the guest uses what it was given. :raise Unavailable: it does not in time."""
         clock = self._clock
         deadline = clock.seconds() + SETTLE_SECONDS
         pauses = backoff(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
-            lacks = await self._lacks(sandbox, before, wanted)
+            lacks = await self._lacks(sandbox, before, size)
             if not lacks:
                 return
             if clock.seconds() > deadline:
@@ -201,19 +201,19 @@ class Resizer:
                 )
             await sleep(clock, next(pauses))
 
-    async def _lacks(self, sandbox: Sandbox, before: Size, wanted: Size) -> str:
+    async def _lacks(self, sandbox: Sandbox, before: Size, size: Size) -> str:
         """Return what the guest lacks, as a message, of the resources that grow; "" if it lacks nothing."""
-        more_cpu = wanted.cpu_millis > before.cpu_millis
-        more_memory = wanted.all_bytes > before.all_bytes
+        more_cpu = size.cpu_millis > before.cpu_millis
+        more_memory = size.all_bytes > before.all_bytes
         if not (more_cpu or more_memory):
             return ""
         info = await _agent(sandbox).info()
-        cpus = -(-wanted.cpu_millis // 1000)
+        cpus = -(-size.cpu_millis // 1000)
         if more_cpu and info.cpus < cpus:
             return f"has {info.cpus} processors of {cpus}"
         # Up to a sixteenth may be missing: the kernel keeps memory for itself before it counts the rest.
-        if more_memory and info.memory_bytes < wanted.all_bytes // 16 * 15:
-            return f"has {info.memory_bytes // _MIB} MiB of {wanted.all_bytes // _MIB}"
+        if more_memory and info.memory_bytes < size.all_bytes // 16 * 15:
+            return f"has {info.memory_bytes // _MIB} MiB of {size.all_bytes // _MIB}"
         return ""
 
 
@@ -257,22 +257,22 @@ def size_now(sandbox: Sandbox, without: Container | None = None) -> Size:
 def _needed(container: Container, limits: cri.LinuxContainerResources) -> Size:
     """Return what the limits of the pod's containers are together. :param limits: new ones of `container`."""
     cpu_millis = memory = 0
-    for one in container.sandbox.containers.values():
-        if one is container or one.state in ALIVE:
-            has = limits_in(one.limits)
-            new = limits_in(limits) if one is container else has
+    for other in container.sandbox.containers.values():
+        if other is container or other.state in ALIVE:
+            has = limits_in(other.limits)
+            new = limits_in(limits) if other is container else has
             cpu_millis += new.cpu_millis or has.cpu_millis
             memory += new.memory_bytes or has.memory_bytes
     return Size(cpu_millis, memory)
 
 
-def _check_provided(sandbox: Sandbox, before: Size, wanted: Size, has: Size) -> None:
+def _check_provided(sandbox: Sandbox, before: Size, size: Size, has: Size) -> None:
     """Check that the VM has the wanted size, as far as that changes.
 
     :raise FailedPrecondition: it has not."""
     parts = (
-        ("MiB", _MIB, before.all_bytes, wanted.all_bytes, has.all_bytes),
-        ("mCPU", 1, before.cpu_millis, wanted.cpu_millis, has.cpu_millis),
+        ("MiB", _MIB, before.all_bytes, size.all_bytes, has.all_bytes),
+        ("mCPU", 1, before.cpu_millis, size.cpu_millis, has.cpu_millis),
     )
     for unit, one, old, new, real in parts:
         if new > old and real < new:

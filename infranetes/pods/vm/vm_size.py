@@ -49,11 +49,11 @@ def limits_in(resources: cri.LinuxContainerResources) -> Size:
 
 def recorded_size(sandbox: Sandbox) -> Size:
     """Return the size that the VM was launched with or last resized to, without its handler's defaults."""
-    record, said = sandbox.record, size_of(sandbox.config)
+    record, by_resources = sandbox.record, size_of(sandbox.config)
     return attrs.evolve(
-        said,
-        cpu_millis=record.cpu_millis or said.cpu_millis,
-        memory_bytes=record.memory_bytes or said.memory_bytes,
+        by_resources,
+        cpu_millis=record.cpu_millis or by_resources.cpu_millis,
+        memory_bytes=record.memory_bytes or by_resources.memory_bytes,
     )
 
 
@@ -75,17 +75,17 @@ class RequestedSizes:
         :param resources: the sum of its containers' resources, as kubelet gives it.
         :raise InvalidArgument: an annotation is malformed; the message names it."""
         annotations = self._handlers.of(sandbox.record).vm_annotations(sandbox.config.annotations)
-        said, by_annotation = size_of_resources(resources, overhead), requests(annotations)
+        by_resources, by_annotation = size_of_resources(resources, overhead), requests(annotations)
         if by_annotation.cpu_millis and by_annotation.memory_bytes:
-            return _at_least(said, by_annotation), True
+            return _at_least(by_resources, by_annotation), True
         needs = await self._needs(sandbox, annotations)
         if needs is None:
-            return _at_least(said, by_annotation), False
-        wanted = Needs(
+            return _at_least(by_resources, by_annotation), False
+        merged = Needs(
             cpu_millis=by_annotation.cpu_millis or needs.cpu_millis,
             memory_bytes=by_annotation.memory_bytes or needs.memory_bytes,
         )
-        return _at_least(said, wanted), True
+        return _at_least(by_resources, merged), True
 
     async def _needs(self, sandbox: Sandbox, annotations: Mapping[str, str]) -> Needs | None:
         """Return what the pod requests according to the API server, or None if that is not known.
@@ -96,11 +96,11 @@ class RequestedSizes:
         return await self._pod_needs.of(metadata.namespace, metadata.name, metadata.uid)
 
 
-def _at_least(said: Size, wanted: Needs) -> Size:
+def _at_least(size: Size, needs: Needs) -> Size:
     return attrs.evolve(
-        said,
-        cpu_millis=max(said.cpu_millis, wanted.cpu_millis),
-        memory_bytes=max(said.memory_bytes, wanted.memory_bytes),
+        size,
+        cpu_millis=max(size.cpu_millis, needs.cpu_millis),
+        memory_bytes=max(size.memory_bytes, needs.memory_bytes),
     )
 
 

@@ -79,11 +79,11 @@ from infranetes.providers.qemu.template.current import CurrentTemplate
 from infranetes.providers.qemu.template.preloaded import PreloadedImages
 from infranetes.providers.qemu.template.ram import SharedRam
 from infranetes.providers.qemu.template.template import Template
-from infranetes.providers.qemu.vm import consoles, record
+from infranetes.providers.qemu.vm import consoles
 from infranetes.providers.qemu.vm.disks import Disks
 from infranetes.providers.qemu.vm.hypervisors import Hypervisors
 from infranetes.providers.qemu.vm.paths import ProviderPaths
-from infranetes.providers.qemu.vm.record import Phase, VmRecord, VmRecords
+from infranetes.providers.qemu.vm.record import Phase, VmRecord, VmRecords, token_of
 from infranetes.providers.qemu.vm.resize import Resizer
 from infranetes.providers.qemu.vm.vm import Vm, on_bridge
 from infranetes.providers.qemu.volumes.attached import VolumeAttacher
@@ -171,8 +171,8 @@ class QemuProvider:
             await self._preparer.end_leftovers()
             ended = self._process_ended
             slept = self._sleeps.sleeper.find
-            found = await find_vms(self._reactor, records, self._paths, user, parts.placement, ended, slept)
-            self._vms.update(found)
+            vms = await find_vms(self._reactor, records, self._paths, user, parts.placement, ended, slept)
+            self._vms.update(vms)
             Flight(self._sleeps.sleeper.go_on(self._own_vms()))
             Flight(
                 self._keeper.resume(vm for vm in self._own_vms() if vm.alive)
@@ -239,7 +239,7 @@ class QemuProvider:
         network = subnet(pod_cidr)
         async with self._pod_network.lock:
             if network != await self._pod_network.subnet():
-                in_use = [IPv4Address(each.address) for each in await self._records_in_use()]
+                in_use = [IPv4Address(record.address) for record in await self._records_in_use()]
                 ports = self._ports_in_use() if self._directory_lock >= 0 else None
                 await self._pod_network.change(network, in_use, ports)
 
@@ -278,7 +278,7 @@ class QemuProvider:
     # ---- IReachesAgents
 
     def agent_endpoint(self, instance_id: str) -> IStreamClientEndpoint | None:
-        token = record.token_of(instance_id)
+        token = token_of(instance_id)
         path = self._paths.agent_port(token) if token else None  # also before `start`
         return AgentPortEndpoint(self._reactor, path) if path is not None and path.exists() else None
 
@@ -287,17 +287,19 @@ class QemuProvider:
     @deferred
     async def consoles(self, sandbox: str) -> Sequence[Console]:
         # Also while the provider can't start: its records and the archive are on disk, and needed then.
-        known = [vm.record for vm in self._vms.values()] if self._launcher else await self._saved_records()
-        running = [each for each in known if self._owns(each) and each.sandbox_id.startswith(sandbox)]
-        running.sort(key=lambda each: each.created_at, reverse=True)
-        size = self._settings.console_size
-        found = [
-            await run_in_thread(
-                self._reactor, consoles.read, each, self._records.directory_of(each.token), size
-            )
-            for each in running
+        records = [vm.record for vm in self._vms.values()] if self._launcher else await self._saved_records()
+        running = [
+            record for record in records if self._owns(record) and record.sandbox_id.startswith(sandbox)
         ]
-        return [*found, *await run_in_thread(self._reactor, self._parts.consoles.find, sandbox)]
+        running.sort(key=lambda record: record.created_at, reverse=True)
+        size = self._settings.console_size
+        screens = [
+            await run_in_thread(
+                self._reactor, consoles.read, record, self._records.directory_of(record.token), size
+            )
+            for record in running
+        ]
+        return [*screens, *await run_in_thread(self._reactor, self._parts.consoles.find, sandbox)]
 
     # ---- IShowsDisks
 
@@ -433,10 +435,10 @@ class QemuProvider:
         """Return the records of VMs on the bridge that run or are being made, also before `start`."""
         if self._directory_lock >= 0:
             return [vm.record for vm in on_bridge(self._vms.values())]
-        saved = [each for each in await self._saved_records() if each.on_bridge]
-        names = [each.process_name for each in saved]
+        saved = [record for record in await self._saved_records() if record.on_bridge]
+        names = [record.process_name for record in saved]
         processes = await run_in_thread(self._reactor, process.pids_by_argument, names)
-        return [each for each in saved if each.process_name in processes or self._is_asleep(each)]
+        return [record for record in saved if record.process_name in processes or self._is_asleep(record)]
 
     def _is_asleep(self, saved: VmRecord) -> bool:
         return (self._records.directory_of(saved.token) / SLEEP_RECORD).exists()
@@ -514,7 +516,7 @@ class QemuProvider:
             await vm.changes.wait()
 
     async def _destroy(self, instance_id: str) -> None:
-        token = record.token_of(instance_id)
+        token = token_of(instance_id)
         if token is None:
             return
         self._sleeps.cancel(token)
@@ -550,7 +552,7 @@ class QemuProvider:
     def _to_the_end(self, work: Coro[_T]) -> Deferred[_T]:
         """Start work that goes on when its caller is cancelled, so that no VM is left half made or gone."""
         flight = Flight(work)
-        self._under_way = [*(each for each in self._under_way if not each.done), flight]
+        self._under_way = [*(running for running in self._under_way if not running.done), flight]
         return flight.join()
 
     # ---- Which VMs
@@ -561,7 +563,7 @@ class QemuProvider:
         return self._launcher
 
     def _find(self, instance_id: str) -> Vm:
-        vm = self._vms.get(record.token_of(instance_id) or "")
+        vm = self._vms.get(token_of(instance_id) or "")
         if vm is None or not self._owns(vm.record):
             raise NotFound(f"there is no VM {instance_id[:80]!r}")
         return vm

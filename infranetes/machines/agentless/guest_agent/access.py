@@ -131,8 +131,8 @@ class GuestAgentAccess:
     async def close(self) -> None:
         self._connection.close()
         self._commands.close()
-        for each in list(self._thawing):
-            each.cancel()
+        for thawing in list(self._thawing):
+            thawing.cancel()
 
     # What else the agent does
 
@@ -144,11 +144,11 @@ class GuestAgentAccess:
 
     async def system(self) -> str | None:
         """Ask what the guest is: debian, mswindows, …; None: it can't tell. :raise Unavailable: no answer."""
-        known = self._system
-        if known is None or known[0] != self._connection.conversations:
+        system = self._system
+        if system is None or system[0] != self._connection.conversations:
             name = await self._connection.ask(Request("guest-get-osinfo"), answers.system)
-            known = self._system = self._connection.conversations, name
-        return known[1]
+            system = self._system = self._connection.conversations, name
+        return system[1]
 
     async def _is_windows(self) -> bool:
         return await self.system() == answers.WINDOWS

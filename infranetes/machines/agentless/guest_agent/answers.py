@@ -54,7 +54,7 @@ class GuestCard:
 
 def words(text: str) -> str:
     """Return a text of the guest's, for people."""
-    shown = "".join(each if each.isprintable() else " " for each in text[: 2 * MAX_WORDS])
+    shown = "".join(character if character.isprintable() else " " for character in text[: 2 * MAX_WORDS])
     return shown if len(shown) <= MAX_WORDS else shown[:MAX_WORDS] + "…"
 
 
@@ -118,7 +118,7 @@ def commands(answer: Answer) -> frozenset[str]:
     """Return the commands that guest-info says are allowed."""
     fields = fields_of(checked(answer, "guest-info").value)
     listed = map(fields_of, items_of(fields.get("supported_commands")))
-    return frozenset(str(each.get("name"))[:100] for each in listed if each.get("enabled") is True)
+    return frozenset(str(command.get("name"))[:100] for command in listed if command.get("enabled") is True)
 
 
 def system(answer: Answer) -> str | None:
@@ -164,7 +164,7 @@ def cards(answer: Answer) -> list[GuestCard]:
     for item in items_of(checked(answer, "guest-network-get-interfaces").value)[:MAX_CARDS]:
         fields = fields_of(item)
         listed = items_of(fields.get("ip-addresses", []))[:MAX_ADDRESSES]
-        addresses = tuple(each for each in map(_address, map(fields_of, listed)) if each is not None)
+        addresses = tuple(address for address in map(_address, map(fields_of, listed)) if address is not None)
         listed_cards.append(
             GuestCard(
                 words(str(fields.get("name", ""))), words(str(fields.get("hardware-address", ""))), addresses

@@ -72,8 +72,8 @@ class Commands:
 
     def close(self) -> None:
         """Leave the commands that are being killed as they are. Idempotent."""
-        for each in list(self._killing):
-            each.cancel()
+        for kill in list(self._killing):
+            kill.cancel()
 
     async def _start_around(self, command: Sequence[str], stdin: bytes) -> int:
         ways = around(command)
@@ -157,10 +157,10 @@ def _check(command: Sequence[str]) -> None:
     if not command or not command[0]:
         raise InvalidArgument("the command is empty")
     try:
-        size = sum(len(each.encode()) for each in command)
+        size = sum(len(argument.encode()) for argument in command)
     except UnicodeEncodeError:
         raise InvalidArgument("the command is no text, which is all that QEMU's guest agent takes") from None
-    if any("\0" in each for each in command):
+    if any("\0" in argument for argument in command):
         raise InvalidArgument("the command has a NUL, which no program can be given")
     if size > MAX_ARGUMENTS:
         raise InvalidArgument(

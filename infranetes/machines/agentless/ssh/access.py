@@ -149,10 +149,10 @@ class SshAccess:
         return LocalCall(self._reactor, self._serve)
 
     async def _serve(self, served: Served) -> int:
-        wanted = served.start
-        term = (wanted.term or "xterm") if wanted.tty else ""
+        request = served.start
+        term = (request.term or "xterm") if request.tty else ""
         with self._named():
-            async with self._commands.running(wanted.command, term) as channel:
+            async with self._commands.running(request.command, term) as channel:
                 return await relayed(channel, served)
 
     async def put_files(self, directory: str, files: Mapping[str, GuestFile]) -> None:

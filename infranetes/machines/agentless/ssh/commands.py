@@ -70,8 +70,8 @@ class Commands:
 
     def close(self) -> None:
         """Kill nothing more."""
-        for each in list(self._killing):
-            each.cancel()
+        for kill in list(self._killing):
+            kill.cancel()
 
     @contextlib.asynccontextmanager
     async def _channel(self) -> AsyncIterator[tuple[Link, CommandChannel]]:
@@ -144,13 +144,13 @@ async def _feed_all(channel: CommandChannel, stdin: bytes) -> None:
 
 
 async def _feed(channel: CommandChannel, served: Served) -> None:
-    wanted = served.start.stdin
-    if not wanted and not channel.tty:
+    stdin = served.start.stdin
+    if not stdin and not channel.tty:
         await channel.end_stdin()
     while (request := await served.read()) is not None:
         if request.WhichOneof("input") == "resize":
             channel.resize(request.resize.width, request.resize.height)
-        elif wanted:
+        elif stdin:
             await channel.write_stdin(request.stdin)
-    if wanted:
+    if stdin:
         await channel.end_stdin()

@@ -91,7 +91,7 @@ class Link:
                 )
             )
         elif self.is_live and self.sessions:
-            closing = {each for each in self.connection.channels.values() if each.localClosed}
+            closing = {channel for channel in self.connection.channels.values() if channel.localClosed}
             if closing & self._closing:
                 self.transport.break_off(Unavailable("its SSH server does not close sessions"))
                 return
@@ -142,12 +142,12 @@ class Connections:
         :raise Unavailable: the guest can't be reached. :raise ResourceExhausted: it runs too many commands.
         :raise FailedPrecondition: it is not the guest that it should be, or refuses sessions."""
         while True:
-            known = self._roomy()
-            link = known or await self._connect()
+            roomy = self._roomy()
+            link = roomy or await self._connect()
             try:
                 return link, await link.open()
             except Unavailable:
-                if known is None or self._closed:
+                if roomy is None or self._closed:
                     raise  # else it was lost without our knowing, as when a guest reboots
             except InfranetesError:
                 # Others have opened channels meanwhile, or the server takes fewer.
@@ -157,8 +157,8 @@ class Connections:
 
     async def server(self) -> str:
         """Return the server's version; raises what `open` does."""
-        known = next((link for link in self._links if link.is_live), None)
-        return (known or await self._connect()).transport.server
+        live = next((link for link in self._links if link.is_live), None)
+        return (live or await self._connect()).transport.server
 
     def _roomy(self) -> Link | None:
         return next((link for link in self._links if link.is_live and link.sessions < link.most), None)

@@ -92,8 +92,10 @@ class Transport(SSHClientTransport):
         self._reactor = reactor
         self._identity = identity
         self._first_service = first_service
-        self.supportedKeyExchanges = [each for each in _EXCHANGES if each in self.supportedKeyExchanges]
-        self.supportedCiphers = [each for each in _CIPHERS if each in self.supportedCiphers]
+        self.supportedKeyExchanges = [
+            exchange for exchange in _EXCHANGES if exchange in self.supportedKeyExchanges
+        ]
+        self.supportedCiphers = [cipher for cipher in _CIPHERS if cipher in self.supportedCiphers]
         self.supportedMACs = list(_MACS)
         self.supportedCompressions = [b"none"]
         self.supportedPublicKeys = list(_algorithms(identity.host_key))

@@ -37,9 +37,11 @@ async def find_vms(
 
     :param ended: called when the process of one ends. :param slept: finds out whether one sleeps.
     """
-    found = await run_in_thread(reactor, records.open)
-    processes = await run_in_thread(reactor, process.pids_by_argument, [each.process_name for each in found])
-    vms = {each.token: Vm(each, paths.of_vm(each, user)) for each in found}
+    opened = await run_in_thread(reactor, records.open)
+    processes = await run_in_thread(
+        reactor, process.pids_by_argument, [record.process_name for record in opened]
+    )
+    vms = {record.token: Vm(record, paths.of_vm(record, user)) for record in opened}
     for vm in vms.values():
         for pid in processes.get(vm.record.process_name, ()):
             with contextlib.suppress(ProcessLookupError):

@@ -106,8 +106,8 @@ class ImageLaunches:
     async def _known_models(self) -> frozenset[str]:
         if not self._models:
             listed = await check(self._reactor, Command([self._line.qemu, "-cpu", "help"], 30.0))
-            words = (each.split() for each in listed.decode("utf-8", "replace").splitlines())
-            self._models = frozenset(each[1] for each in words if len(each) > 1 and each[0] == "x86")
+            words = (line.split() for line in listed.decode("utf-8", "replace").splitlines())
+            self._models = frozenset(fields[1] for fields in words if len(fields) > 1 and fields[0] == "x86")
         return self._models
 
     async def prepare(
@@ -201,12 +201,12 @@ class ImageLaunches:
 
     def _start_tpm(self, paths: VmPaths, files: OpenFiles) -> None:
         """Start the VM's TPM, which ends when QEMU closes the connection to it."""
-        ours, its = socket.socketpair()
-        with ours, its:
+        ours, qemus = socket.socketpair()
+        with ours, qemus:
             its_files = OpenFiles()
             try:
                 its_files.set_standard_streams(paths.output)
-                its_files.add(_TPM_SOCKET, os.dup(its.fileno()))
+                its_files.add(_TPM_SOCKET, os.dup(qemus.fileno()))
                 its_files.open(_TPM_STATE, paths.directory / TPM, os.O_RDONLY | os.O_DIRECTORY)
                 # The directory's parents are root's: it is entered by its descriptor.
                 command = [find_program(SWTPM), "socket", "--tpm2", "--terminate"]

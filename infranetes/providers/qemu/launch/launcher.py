@@ -193,8 +193,10 @@ class Launcher:
                 steps=str(steps),
             )
             await self._tear_down_or_keep(vm)
-            known = as_infranetes_error(error)
-            raise type(known)(f"{known}; QEMU's last output: {output}" if output else str(known)) from error
+            translated = as_infranetes_error(error)
+            raise type(translated)(
+                f"{translated}; QEMU's last output: {output}" if output else str(translated)
+            ) from error
         vm.handover = start(self._hand_over(vm, spec, origin, steps))
         vm.handover.addErrback(lambda failure: _log.failure("the handover to a VM failed", failure))
 

@@ -102,7 +102,7 @@ class NamespaceUplink:
 
     async def addresses(self, vm: Vm) -> Sequence[str]:
         network = await self.guest_network(vm)
-        return [each.partition("/")[0] for each in (network.address, *network.more)]
+        return [address.partition("/")[0] for address in (network.address, *network.more)]
 
     async def join(self, vm: Vm) -> None:
         network = await self.guest_network(vm)

@@ -75,19 +75,19 @@ class Console:
             raise InvalidArgument(f"a console has no {size} bytes at {offset}")
         path = self._vm.paths.console
         try:
-            found = await run_in_thread(
+            data = await run_in_thread(
                 self._reactor, console_file.read, path, offset, min(size, _MOST_READ), purpose=LOGS
             )
         except FileNotFoundError:
             raise NotFound(f"VM {self._vm.record.id} has no console any more") from None
         except OSError as error:
             raise Unavailable(f"the console of VM {self._vm.record.id} can't be read: {error}") from error
-        if found is None:
+        if data is None:
             raise InvalidArgument(
                 f"the console of VM {self._vm.record.id} is kept from {self.begin} to {self.end}, and has no "
                 f"byte {offset}"
             )
-        return found
+        return data
 
     def changed(self) -> Deferred[None]:
         """See `IConsole`."""

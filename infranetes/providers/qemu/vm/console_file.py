@@ -33,8 +33,8 @@ def read(path: Path, offset: int, size: int) -> bytes | None:
     try:
         if offset > os.fstat(descriptor).st_size:
             return None
-        found = os.pread(descriptor, size, offset)
-        return found if offset >= _begin(descriptor) else None  # looked at last: they may have just gone
+        data = os.pread(descriptor, size, offset)
+        return data if offset >= _begin(descriptor) else None  # looked at last: they may have just gone
     finally:
         os.close(descriptor)
 

@@ -27,7 +27,7 @@ def tail(path: Path, size: int = 2000) -> str:
     except OSError:
         return ""
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]", "", text)
-    return "".join(each for each in text if each.isprintable() or each == "\n").strip()
+    return "".join(character for character in text if character.isprintable() or character == "\n").strip()
 
 
 def trim(path: Path, size: int) -> None:
@@ -92,13 +92,13 @@ class ConsoleArchive:
 
     def find(self, sandbox: str) -> list[Console]:
         """Return the consoles of sandboxes whose ids begin with `sandbox`, newest first."""
-        found = []
+        consoles = []
         for path in self._newest_first():
             with contextlib.suppress(OSError, ValueError, TypeError):
                 console = Console(**json.loads(path.read_bytes()))
                 if console.sandbox_id.startswith(sandbox):
-                    found.append(console)
-        return found
+                    consoles.append(console)
+        return consoles
 
     def _newest_first(self) -> list[Path]:
         times = {}

@@ -91,11 +91,11 @@ class Disks:
 
     async def show(self, vm: Vm, disks: Sequence[ReadOnlyDisk]) -> Sequence[ShownDisk]:
         """See `IShowsDisks`."""
-        wanted = {_checked(disk).name: disk for disk in disks}
+        by_name = {_checked(disk).name: disk for disk in disks}
         async with self._vms_in_work.held(vm.record.token):
             vm.check_running("shown disks")
             state = await self._tidied(vm)
-            lacking = [disk for name, disk in wanted.items() if name not in state.shown]
+            lacking = [disk for name, disk in by_name.items() if name not in state.shown]
             added = await self._add(vm, lacking, state) if lacking else {}
         shown = {**state.shown, **added}
         return [shown[disk.name] for disk in disks]

@@ -76,8 +76,10 @@ class Drives:
             for file in files.values():
                 os.close(file)
             if isinstance(error, OSError):
-                known = as_infranetes_error(error)
-                raise known if isinstance(known, ResourceExhausted) else Unavailable(str(known)) from error
+                translated = as_infranetes_error(error)
+                raise (
+                    translated if isinstance(translated, ResourceExhausted) else Unavailable(str(translated))
+                ) from error
             raise
         return files
 
@@ -125,13 +127,13 @@ class Drives:
 
     async def _inserted(self, monitor: VmConnections) -> Mapping[int, str]:
         """Return the nodes in the drives, by drive."""
-        found: dict[int, str] = {}
+        drives: dict[int, str] = {}
         for entry in entries(await monitor.qmp.execute("query-block")):
             medium = entry.get("inserted")
             name = str(medium.get("node-name")) if isinstance(medium, dict) else ""
             if (number := _of_drive(name)) is not None:
-                found[number] = name
-        return found
+                drives[number] = name
+        return drives
 
 
 def _node(number: int, cd: Cd) -> str:

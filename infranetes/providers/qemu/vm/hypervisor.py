@@ -429,7 +429,7 @@ class Hypervisor:
     def _start(self, work: Coro[T]) -> Flight[T]:
         """Start work that goes on when its caller is cancelled."""
         flight = Flight(work)
-        self._under_way = [*(each for each in self._under_way if not each.done), flight]
+        self._under_way = [*(running for running in self._under_way if not running.done), flight]
         return flight
 
     # ---- Its end
@@ -452,5 +452,5 @@ class Hypervisor:
         self._introduction.end()
         if self._following is not None:
             self._following.cancel()
-        await settled(each.join() for each in self._under_way)
+        await settled(running.join() for running in self._under_way)
         self.console.close(destroyed=False)

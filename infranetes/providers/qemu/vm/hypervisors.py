@@ -79,7 +79,7 @@ class Hypervisors:
         """Release what is held; VMs go on. Idempotent."""
         if self._rounds.running:
             self._rounds.stop()
-        await settled(each.close() for each in self._by_token.values())
+        await settled(hypervisor.close() for hypervisor in self._by_token.values())
         self._by_token.clear()
         self._vms.clear()
 

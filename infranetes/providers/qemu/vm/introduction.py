@@ -143,8 +143,8 @@ class Introduction:
 
     def end(self) -> None:
         """Answer no more. Idempotent."""
-        for each in (self._working, self._answering):
-            if each is not None:
-                each.cancel()
+        for waiting in (self._working, self._answering):
+            if waiting is not None:
+                waiting.cancel()
         if self._port is not None and self._port.transport is not None:
             self._port.transport.abortConnection()

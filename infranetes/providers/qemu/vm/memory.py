@@ -59,16 +59,16 @@ def choose(pieces: Iterable[Piece], surplus: int) -> tuple[Sequence[Piece], int]
 
     Nothing is plugged in if that is possible.
     """
-    chosen, kept = [], []
+    chosen, staying = [], []
     for piece in sorted(pieces, key=lambda piece: piece.mib, reverse=True):
         if piece.mib <= surplus:
             surplus -= piece.mib
             chosen.append(piece)
         else:
-            kept.append(piece)
+            staying.append(piece)
     if not surplus:
         return chosen, 0
-    return [*chosen, kept[-1]], kept[-1].mib - surplus
+    return [*chosen, staying[-1]], staying[-1].mib - surplus
 
 
 class PluggedMemory:
@@ -147,7 +147,7 @@ async def _forget_unused(monitor: VmConnections, pieces: Iterable[Piece]) -> Non
     """Free memory that no device has: of attempts that were cut short."""
     used = {piece.memory for piece in pieces}
     objects = await monitor.qmp.execute("qom-list", path=_OBJECTS)
-    for name in [str(each.get("name")) for each in objects]:
+    for name in [str(entry.get("name")) for entry in objects]:
         if name.startswith(MEMORY) and name not in used:
             await _forget(monitor, name)
 

@@ -51,8 +51,8 @@ class VmPaths:
 
     def last_output(self) -> str:
         """Return the end of QEMU's own output, or if it is empty the end of the console."""
-        said = tail(self.output, _LAST_OUTPUT + BEFORE) or tail(self.console, _LAST_OUTPUT + BEFORE)
-        return redacted_end(said, _LAST_OUTPUT)
+        output = tail(self.output, _LAST_OUTPUT + BEFORE) or tail(self.console, _LAST_OUTPUT + BEFORE)
+        return redacted_end(output, _LAST_OUTPUT)
 
 
 @attrs.frozen

@@ -120,8 +120,8 @@ def instance_id(token: str) -> str:
 
 def token_of(instance: str) -> str | None:
     """Return the token in an instance's id; None: no VM of this provider has such an id."""
-    found = _ID.fullmatch(instance)
-    return found[1] if found else None
+    match = _ID.fullmatch(instance)
+    return match[1] if match else None
 
 
 class VmRecords:
@@ -219,8 +219,8 @@ class VmRecords:
 
 def _encode(record: VmRecord) -> str:
     fields = {**attrs.asdict(record), "phase": record.phase.value}
-    kept = {name: value for name, value in fields.items() if name not in _OF_ORIGIN}
-    return json.dumps(kept, default=os.fspath) + "\n"
+    values = {name: value for name, value in fields.items() if name not in _OF_ORIGIN}
+    return json.dumps(values, default=os.fspath) + "\n"
 
 
 def _origin(path: Path) -> dict[str, str]:

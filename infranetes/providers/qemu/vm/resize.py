@@ -85,34 +85,34 @@ class Resizer:
             monitor = await vm.monitor(self._reactor)
             hardware = await _read(monitor, vm)
             own = attrs.evolve(template, memory_mib=hardware.base_mib, max_cpus=len(hardware.cpus))
-            wanted = hotplug_for(own, size, self._settings)
-            plugged = await self._add_cpus(vm, monitor, hardware, wanted.cpus if size.cpu_millis else 0)
+            hotplug = hotplug_for(own, size, self._settings)
+            plugged = await self._add_cpus(vm, monitor, hardware, hotplug.cpus if size.cpu_millis else 0)
             try:
                 if size.all_bytes:
-                    await self._memory.change(monitor, hardware.pieces, wanted.memory_mib, guest)
+                    await self._memory.change(monitor, hardware.pieces, hotplug.memory_mib, guest)
             except BaseException:
                 await self._take_back(vm, monitor, hardware, plugged)
                 raise
             if size.cpu_millis:
-                surplus = [cpu for cpu in hardware.cpus if cpu.plugged and cpu.core > wanted.cpus]
+                surplus = [cpu for cpu in hardware.cpus if cpu.plugged and cpu.core > hotplug.cpus]
                 await self._take(vm, monitor, hardware, [cpu.device for cpu in reversed(surplus)])
             has = (await _read(monitor, vm)).more
             if guest is not None and size.cpu_millis and hardware.emulated:
-                has = await _let_rest(vm, guest, has, wanted)
-        if has.cpus > wanted.cpus and vm.record.cgroup_parent:
-            has = attrs.evolve(has, cpus=wanted.cpus)  # the pod's control group limits it
-        return _told(size, own, wanted, has, self._settings)
+                has = await _let_rest(vm, guest, has, hotplug)
+        if has.cpus > hotplug.cpus and vm.record.cgroup_parent:
+            has = attrs.evolve(has, cpus=hotplug.cpus)  # the pod's control group limits it
+        return _told(size, own, hotplug, has, self._settings)
 
     def unchanged(self, vm: Vm) -> AbstractAsyncContextManager[None]:
         """Change no memory and processors of a VM during the block; calls wait for its end."""
         return self._vms_in_work.held(vm.record.token)
 
     async def _add_cpus(
-        self, vm: Vm, monitor: VmConnections, hardware: _Hardware, wanted: int
+        self, vm: Vm, monitor: VmConnections, hardware: _Hardware, count: int
     ) -> Sequence[str]:
         """Plug in what is missing, all or none; return what was plugged in."""
         added: list[str] = []
-        missing = [cpu for cpu in hardware.cpus if not cpu.plugged][: max(0, wanted - hardware.more.cpus)]
+        missing = [cpu for cpu in hardware.cpus if not cpu.plugged][: max(0, count - hardware.more.cpus)]
         try:
             for cpu in missing:
                 # QEMU may still hold the name of a processor that was taken out.
@@ -153,16 +153,16 @@ class Resizer:
             await sleep(self._reactor, next(pauses))
 
 
-async def _let_rest(vm: Vm, guest: IGuest, has: Hotplug, wanted: Hotplug) -> Hotplug:
+async def _let_rest(vm: Vm, guest: IGuest, has: Hotplug, hotplug: Hotplug) -> Hotplug:
     """Make the guest use only as many processors as its pod has. Return what it uses."""
     if not has.cpus:
         return has
     try:
-        await guest.use_processors(wanted.cpus + 1)
+        await guest.use_processors(hotplug.cpus + 1)
     except InfranetesError as error:
         _log.warn("VM {vm} uses the processors that it has: {error}", vm=vm.record.id, error=str(error))
         return has
-    return attrs.evolve(has, cpus=min(has.cpus, wanted.cpus))
+    return attrs.evolve(has, cpus=min(has.cpus, hotplug.cpus))
 
 
 def _told(size: Size, own: CommandLine, wanted: Hotplug, has: Hotplug, settings: QemuSettings) -> Size:
@@ -194,7 +194,7 @@ async def _read(monitor: VmConnections, vm: Vm) -> _Hardware:
             )
             for place in places
         ]
-        pieces = [read_piece(each["data"]) for each in devices]
+        pieces = [read_piece(device["data"]) for device in devices]
         emulated = not (await qmp.execute("query-kvm"))["enabled"]
         return _Hardware(sorted(cpus, key=_core_of), int(memory["base-memory"]) // MIB, pieces, emulated)
     except (InfranetesError, LookupError, TypeError, ValueError, AttributeError) as error:

@@ -35,7 +35,7 @@ class Hotplug:
         blocks = self.memory_mib // BLOCK_MIB
         half = -(-blocks // 2)
         quarter = -(-(blocks - half) // 2)
-        return sorted(each * BLOCK_MIB for each in (half, quarter, blocks - half - quarter) if each)
+        return sorted(count * BLOCK_MIB for count in (half, quarter, blocks - half - quarter) if count)
 
     def __str__(self) -> str:
         return f"{self.memory_mib} MiB and {self.cpus} processors more"
@@ -64,12 +64,12 @@ def hotplug_for(template: CommandLine, size: Size, settings: QemuSettings) -> Ho
     cpus = min(max(1, -(-size.cpu_millis // 1000)), template.max_cpus)
     own = _own(template, size, settings)
     usual = size.memory_bytes + own if size.memory_bytes else template.memory_mib * MIB
-    wanted = -(-(usual + size.huge_bytes) // MIB)
-    more = round_up_to_block(max(0, wanted - template.memory_mib))
+    memory_mib = -(-(usual + size.huge_bytes) // MIB)
+    more = round_up_to_block(max(0, memory_mib - template.memory_mib))
     most = max(template.max_memory_mib, template.memory_mib) + BLOCK_MIB
     if more and template.memory_mib + more > most:
         raise InvalidArgument(
-            f"a pod of {size.all_bytes // MIB} MiB needs a VM of {wanted} MiB; the most that this node "
+            f"a pod of {size.all_bytes // MIB} MiB needs a VM of {memory_mib} MiB; the most that this node "
             f"gives is {template.max_memory_mib} MiB (providers.qemu.max_memory)"
         )
     return Hotplug(cpus - 1, more)

@@ -47,16 +47,20 @@ def _of_card(record: VmRecord) -> Mapping[str, int]:
         try:
             # What the node receives by a tap, the guest has sent.
             return {
-                f"{ours}_{what}": int((counters / f"{its}_{what}").read_text())
-                for ours, its in _WAYS
+                f"{ours}_{what}": int((counters / f"{counter}_{what}").read_text())
+                for ours, counter in _WAYS
                 for what in _COUNTED
             }
         except (OSError, ValueError):
             return {}
     link = ["ip", "-j", "-s", "link", "show", "dev", record.tap]
     try:
-        said = thd_check(Command(["nsenter", f"--net={record.attachment.namespace}", "--", *link], _SECONDS))
-        found = json.loads(said)[0]["stats64"]
-        return {f"{ours}_{what}": int(found[its][what]) for ours, its in _WAYS for what in _COUNTED}
+        answer = thd_check(
+            Command(["nsenter", f"--net={record.attachment.namespace}", "--", *link], _SECONDS)
+        )
+        counters = json.loads(answer)[0]["stats64"]
+        return {
+            f"{ours}_{what}": int(counters[counter][what]) for ours, counter in _WAYS for what in _COUNTED
+        }
     except (InfranetesError, ValueError, LookupError, TypeError):
         return {}
