@@ -81,6 +81,7 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
         self.buckets: AzureBuckets | None = None
         self.refusal = ("ZonalAllocationFailed", "Allocation failed. We do not have sufficient capacity.")
         self.refused: Fault | None = None  # how the current launch is to fail
+        self.needed: set[str] = set()  # the permissions that requests have needed
         self.nics: list[Json] = []  # bodies of requests for network interfaces
         self.prices = SimulatedRetailPrices()
 
@@ -247,7 +248,9 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
         bearer = (request.getHeader("Authorization") or "").removeprefix("Bearer ")
         if bearer not in self._tokens:
             return _error(401, "InvalidAuthenticationToken", "The access token is invalid.")
-        missing = azure_permissions.missing(method, path, body)
+        needed = azure_permissions.needed(method, path, body)
+        self.needed |= needed
+        missing = azure_permissions.missing(path, needed)
         if missing:
             words = f"The client does not have authorization to perform action '{min(missing)}'."
             return _error(403, "AuthorizationFailed", words)

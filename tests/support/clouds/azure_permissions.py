@@ -31,11 +31,15 @@ def granted(scope: str) -> frozenset[str]:
     return frozenset(json.loads((_DOCS / _ROLES[scope]).read_text())["Actions"])
 
 
-def missing(method: str, path: str, body: Any) -> set[str]:
-    """Return the permissions that a request needs and that the roles do not grant."""
+def missing(path: str, needed: set[str]) -> set[str]:
+    """Return those of the permissions that a request needs that the roles do not grant."""
     inside = "/resourceGroups/" in path
-    allowed = granted("subscription") | (granted("group") if inside else frozenset())
-    return set(_needed(method, path, body)) - allowed
+    return needed - granted("subscription") - (granted("group") if inside else frozenset())
+
+
+def needed(method: str, path: str, body: Any) -> set[str]:
+    """Return the permissions that a request needs."""
+    return set(_needed(method, path, body))
 
 
 def _needed(method: str, path: str, body: Any) -> Iterator[str]:

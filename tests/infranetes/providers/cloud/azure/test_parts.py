@@ -13,6 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.providers import registry
 from infranetes.providers.cloud.azure import errors, names
 from infranetes.providers.cloud.azure.cloud import AzureCloud
+from infranetes.providers.cloud.azure.driver import Driver
 from infranetes.providers.cloud.azure.offers import AzureOffers
 from infranetes.providers.cloud.azure.prices import Item, price_of, prices_of
 from infranetes.providers.cloud.azure.resources import Sku, Status, VmProperties
@@ -66,6 +67,17 @@ class NameTests(SynchronousTestCase):
     def test_ids_are_held_in_a_group_however_they_are_spelled(self) -> None:
         self.assertTrue(self.group.holds(self.group.resource("X/y", "z").replace("pods", "PODS")))
         self.assertFalse(self.group.holds("/subscriptions/x/resourceGroups/podsies/providers/X/y/z"))
+
+    def test_a_volume_has_one_name_whatever_it_is_called(self) -> None:
+        made = {
+            names.hashed_name_of(kind, cluster, name)
+            for kind in ("volume", "snapshot")
+            for cluster, name in (("a", "b c"), ("a b", "c"), ("a", "B c"), ("a", "../b"), ("a", "ü" * 64))
+        }
+        self.assertEqual(len(made), 10)
+        self.assertTrue(all(names.is_name(name) and not names.is_id(name) for name in made))
+        for text in ("", "a/b", "../b", "-a", "a" * 81, "a?b", "a\n"):
+            self.assertFalse(names.is_name(text), text)
 
     def test_ids_are_what_vms_are_called_and_nothing_else(self) -> None:
         self.assertTrue(names.is_id(names.name_of("0123456789abcdef" * 2, 3)))
@@ -193,6 +205,31 @@ class SizeTests(SynchronousTestCase):
         self.assertEqual(found["Standard_D4s_v5"].zones, azure_resources.ZONES[1:])
         self.assertNotIn("Standard_D8s_v5", found)
 
+    def test_they_take_the_disks_of_vms_and_of_volumes(self) -> None:
+        small = "Standard_B1ls"
+
+        class Answers:
+            def image(self, id: str) -> dict[str, Any]:
+                return {"properties": {"hyperVGeneration": "V1"}}
+
+            def skus(self, location: str) -> list[dict[str, Any]]:
+                found = azure_resources.skus()
+                for capability in found[0]["capabilities"]:
+                    if capability["name"] == "PremiumIO":
+                        capability["value"] = "False"
+                return found
+
+        for table, is_usable in (
+            ({}, True),
+            ({"volume_type": "StandardSSD_ZRS"}, True),
+            ({"volume_type": "PremiumV2_LRS"}, False),
+            ({"disk_type": "Premium_LRS"}, False),
+        ):
+            settings = structure({**GOOD, **table}, Settings, source="test")
+            source = AzureOffers(settings, names.Group(SUBSCRIPTION, "pods"))
+            usable = {each.name for each in source._thd_types(cast(Driver, Answers()))}
+            self.assertEqual((small in usable, "Standard_B1s" in usable), (is_usable, True), table)
+
     def test_without_zones_they_do_not_matter(self) -> None:
         skus = [cast(Sku, {**each, "locationInfo": []}) for each in azure_resources.skus()]
         found = offers(skus, Requirements(LOCATION, "V1", premium=False, zonal=False))
@@ -269,6 +306,7 @@ class SettingsTests(SynchronousTestCase):
             ({**GOOD, "image": "pod"}, "image"),
             ({**GOOD, "zones": ["westeurope-1"]}, "zones"),
             ({**GOOD, "disk_type": "floppy"}, "disk_type"),
+            ({**GOOD, "volume_type": "UltraSSD_LRS"}, "volume_type"),
             ({**GOOD, "endpoint": "ftp://x"}, "endpoint"),
             ({**GOOD, **secret}, "tenant"),
             ({**GOOD, **secret, "federated_token_file": "/y"}, "exclude each other"),

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 from twisted.trial.unittest import TestCase
 
 from infranetes.providers.cloud.azure.driver import Driver
@@ -16,6 +18,7 @@ from tests.infranetes.providers.cloud.volumes_case import (
     CloudSnapshotsContract,
     of_snapshots,
 )
+from tests.support.clouds import azure_permissions
 from tests.support.clouds.azure_resources import LOCATION, ZONES
 from tests.support.clouds.faults import FaultKind
 
@@ -54,6 +57,21 @@ class SnapshotTests(AzureSnapshotsCase, TestCase):
         self.assertTrue(self.has(vm, made.id))
         self.assertFalse(self.has(vm, clone.id))
         await volumes.detach(vm, made.id)
+
+    async def test_the_roles_permit_nothing_of_disks_and_snapshots_that_is_not_needed(self) -> None:
+        volumes, vm = await self.volumes(), await self.vm()
+        snapshots = self.provider.volumes.snapshots
+        made = await volumes.create("data", GIB)
+        await volumes.attach(vm, made.id, False)
+        taken = await self.until_ready(snapshots, await snapshots.create("one", made.id))
+        await snapshots.restore("restored", GIB, FromSnapshot(taken.id))
+        await snapshots.delete(taken.id)
+        await volumes.detach(vm, made.id)
+        await volumes.delete(made.id)
+        roles = azure_permissions.granted("group") | azure_permissions.granted("subscription")
+        granted = {each for each in roles if re.search("disk|snapshot", each, re.IGNORECASE)}
+        self.assertEqual(granted - self.world.needed, set())
+        self.assertEqual(len(granted), 10)
 
     async def test_a_clone_is_of_the_type_and_in_the_zone_of_its_source_and_a_restored_volume_as_any(
         self,

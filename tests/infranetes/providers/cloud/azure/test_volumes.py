@@ -312,7 +312,7 @@ class FailureTests(AzureVolumesCase, TestCase):
         [left] = self.disks().values()
         self.assertEqual(left["properties"]["provisioningState"], "Failed")
         self.assertEqual([one.id for one in await volumes.list()], [])
-        with self.assertRaises(ResourceExhausted):
+        with self.assertRaisesRegex(ResourceExhausted, "provisioningState is Failed"):
             await volumes.create("data", GIB)
         await self.until(lambda: not self.disks(), "it is deleted")
         await volumes.create("data", GIB)
