@@ -24,7 +24,7 @@ from infranetes.pods.vm.huge_pages import check_huge_pages
 from infranetes.pods.vm.reports import ContainerReports
 from infranetes.pods.vm.resize import Resizer
 from infranetes_common import cpusets
-from infranetes_common.concurrency import Flight, shielded, start
+from infranetes_common.concurrency import Flight, settled, shielded, start
 from infranetes_common.errors import DeadlineExceeded, FailedPrecondition, NotFound
 from infranetes_common.huge_pages import pages_of
 from infranetes_common.wire import cri, vmserver
@@ -109,6 +109,7 @@ class Containers:
             return
         if container.creating is not None and not container.creating.done:
             container.creating.cancel()
+            await settled([container.creating.join()])
             return
         await self.removal(container).join()
 

@@ -26,7 +26,7 @@ from infranetes.pods.store.records import ContainerRecord
 from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm.huge_pages import check_huge_pages
 from infranetes.pods.vm.resize import Resizer
-from infranetes_common.concurrency import Event, Flight, shielded
+from infranetes_common.concurrency import Event, Flight, start, to_its_end
 from infranetes_common.errors import AlreadyExists, FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.huge_pages import pages_of
 from infranetes_common.nanoseconds import nanoseconds
@@ -146,9 +146,7 @@ class ContainerCreation:
         except BaseException as error:
             if self._stopping.happened:
                 raise
-            await shielded(self._undo(container, asked))
-            if sandbox.record.kind == MACHINE:
-                await shielded(self._machine_images.give_up(sandbox))
+            await to_its_end(start(self._undo(container, asked)))  # also if it is cancelled only then
             if isinstance(error, CancelledError):
                 raise Unavailable(f"sandbox {sandbox.id} is being stopped") from None
             raise
@@ -161,7 +159,11 @@ class ContainerCreation:
         :param asked: the agent that has been asked for something of the container's; None: none has.
 
         If its agent can't be reached now, it is removed after the agent's next snapshot, which shows a
-        container without a record."""
+        container without a record. If the VM is the container, it goes first: no other container is to get
+        that."""
+        if container.sandbox.record.kind == MACHINE:
+            await self._machine_images.give_up(container.sandbox)
+            asked = None
         self._inventory.discard_container(container)
         pin_later(container.sandbox)
         if asked is not None:

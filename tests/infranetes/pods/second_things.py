@@ -322,7 +322,8 @@ class World(FakeNode):
             return
         sandbox = self.node.inventory.by_token(instance.token)
         if sandbox is not None:
-            removed = {one.state for one in sandbox.containers.values()} <= {ContainerState.REMOVING}
+            going = {ContainerState.CREATING, ContainerState.REMOVING}
+            removed = {one.state for one in sandbox.containers.values()} <= going
             vacated = sandbox.record.image and removed  # the VM is its container, or was to be
             self.check(sandbox.state in ENDING or bool(vacated), f"{words}: its pod is {sandbox.state.value}")
         for member in self.node.pools.own.members.values():

@@ -77,9 +77,11 @@ class BootingProvider(FakeProvider):
 class Disks:
     """The disk in the only image.
 
-    :ivar error: why it can't be had. :ivar making: a Deferred that is waited for first."""
+    :ivar base_disk: that disk. :ivar error: why it can't be had.
+    :ivar making: a Deferred that is waited for first."""
 
     def __init__(self) -> None:
+        self.base_disk = BASE
         self.error: Exception | None = None
         self.making: Deferred[None] | None = None
         self.holding: Callable[[], Sequence[str]] = list
@@ -91,7 +93,7 @@ class Disks:
             await self.making
         if self.error is not None:
             raise self.error
-        return BASE
+        return self.base_disk
 
 
 class ContainerDisks(FakeImages):
