@@ -13,6 +13,7 @@ from zope.interface.verify import verifyObject
 
 from infranetes_common.errors import FailedPrecondition, NotFound
 from tests.contract.container_provider_case import ContainerProviderCase, reactor
+from tests.harness.durations import slow
 from vmserver.containers.interface import ISession, Streams
 
 ALL = Streams(stdin=True, stdout=True, stderr=True)
@@ -154,6 +155,21 @@ class SessionContract(ContainerProviderCase):
         self.assertEqual(heard.err, b"")
         await heard.session.resize(10, 10)
 
+    async def test_the_last_bytes_of_a_terminal_come_before_the_end_of_the_command(self) -> None:
+        """It is closed with its last process, when the kernel may still have what was written to it."""
+        for size in (3, 100_000, 1_000_000):
+            heard = await self.heard(
+                TERMINAL, "sh", "-c", f"yes | tr -d '\\n' | head -c {size}; echo END; exit 7"
+            )
+            self.assertEqual(await heard.over, 7)
+            self.assertTrue(heard.out == b"y" * size + b"END\r\n", (size, len(heard.out)))
+
+    async def test_a_terminal_whose_stdin_ends_early_loses_none_of_its_output(self) -> None:
+        heard = await self.heard(TERMINAL, "sh", "-c", "cat; yes | tr -d '\\n' | head -c 200000; exit 3")
+        heard.session.close_stdin()
+        self.assertEqual(await heard.over, 3)
+        self.assertEqual(heard.out.count(b"y"), 200_000)
+
     async def test_no_key_of_a_terminal_is_swallowed(self) -> None:
         heard = await self.heard(TERMINAL, "sh", "-c", "stty raw -echo; echo ready; head -c 4 | od -An -tx1")
         await self.until(lambda: b"ready" in heard.out, "raw mode")
@@ -223,13 +239,15 @@ class SessionContract(ContainerProviderCase):
                 session.close()
             await self.sleepers(marker, 0)
 
+    @slow(10, "what is left is waited for, twice")
     async def test_a_process_left_behind_does_not_hold_the_session(self) -> None:
         marker = str(700000 + os.getpid() % 100000)
-        heard = await self.heard(ALL, "sh", "-c", f"sleep {marker} & echo left")
-        self.assertEqual(await heard.over, 0)
-        self.assertEqual(heard.out, b"left\n")
-        for pid in living("sleep", marker):
-            os.kill(pid, 9)
+        for streams, end in ((ALL, b"\n"), (TERMINAL, b"\r\n")):
+            heard = await self.heard(streams, "sh", "-c", f"sleep {marker} & echo left")
+            self.assertEqual(await heard.over, 0)
+            self.assertEqual(heard.out, b"left" + end)
+            for pid in living("sleep", marker):
+                os.kill(pid, 9)
 
     async def test_ten_at_once(self) -> None:
         id = await self.run_container("sleep", "600")

@@ -4,10 +4,8 @@
 from __future__ import annotations
 
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint, connectProtocol
-from twisted.internet.error import ConnectError, ConnectionDone
+from twisted.internet.error import ConnectError
 from twisted.internet.interfaces import IReactorTCP
-from twisted.internet.protocol import connectionDone
-from twisted.python.failure import Failure
 
 from infranetes_common.errors import Unavailable
 from vmserver.containers.session_connection import SessionConnection
@@ -16,7 +14,9 @@ CONNECT_SECONDS = 10.0
 
 
 class ForwardedConnection(SessionConnection):
-    """A connection to a process of the pod."""
+    """A connection to a process of the pod. That it was reset is an end as any other.
+
+    Told of an error, kubectl and crictl give up the other connections of a port-forward too."""
 
     def connectionMade(self) -> None:
         self.transport.setTcpNoDelay(True)
@@ -24,11 +24,6 @@ class ForwardedConnection(SessionConnection):
 
     def dataReceived(self, data: bytes) -> None:
         self.output.put("data", data)
-
-    def connectionLost(self, reason: Failure = connectionDone) -> None:
-        if not reason.check(ConnectionDone):
-            self.output.fail(Unavailable(f"the connection broke: {reason.getErrorMessage()}"))
-        super().connectionLost(reason)
 
     def close(self) -> None:
         """Close both directions. After `finish` all data is still sent; without it the connection is reset.

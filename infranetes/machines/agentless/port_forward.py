@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 
 from infranetes.machines.agentless.opened_later import OpenedLater
@@ -32,8 +33,9 @@ class _GuestPort:
         self._connection.abort()
 
     async def __aiter__(self) -> AsyncIterator[vmserver.PortForwardOutput]:
-        while data := await self._connection.read():
-            yield vmserver.PortForwardOutput(data=data)
+        with contextlib.suppress(Unavailable):  # reset: as an error, it would end clients' other connections
+            while data := await self._connection.read():
+                yield vmserver.PortForwardOutput(data=data)
 
 
 def forwarded(reactor: IReactor, host: str) -> PortForwardCall:

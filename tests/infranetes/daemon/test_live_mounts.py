@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from infranetes.volumes.config import VolumesConfig
 from infranetes.volumes.mounts import Source
 from infranetes_common.wire import cri
-from tests.harness.needs import needs_registry
+from tests.harness.needs import needs_mounts, needs_registry
 from tests.infranetes.daemon.case import DaemonCase
 
 CHANGES = 6
@@ -96,6 +97,34 @@ class LiveMountTests(DaemonCase):
             self.write_version(directory, letter)
             await self.until(lambda: (there / "key-0").read_text()[0] == letter, "a change")  # noqa: B023
         await self.until(lambda: len(os.listdir(there)) == KEYS + 2, "what is gone goes")
+
+    @needs_mounts
+    async def test_one_file_by_a_sub_path_stays_as_it_was_though_its_version_is_gone(self) -> None:
+        """kubelet mounts the file of one version below its own directory, and deletes that version later."""
+        await self.start()
+        directory = self.files / "kubernetes.io~configmap" / "config"
+        self.write_version(directory, "-")
+        paths = []
+        for number in range(2):
+            path = self.files.parent / "volume-subpaths" / "config" / "main" / str(number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            subprocess.run(["mount", "--bind", str(directory / "key-0"), str(path)], check=True)
+            self.addCleanup(subprocess.run, ["umount", str(path)], check=True)
+            paths.append(path)
+        sandbox = await self.run_pod()
+        mounts = [self.mount(directory), cri.Mount(container_path="/key", host_path=str(paths[0]))]
+        await self.run_container(sandbox, self.box(script="sleep 1000", mounts=mounts))
+        (there,) = self.root.rglob(f"{Source(str(paths[0]), False, True).id}/*")
+        for letter in "abc":
+            self.write_version(directory, letter)
+            whole = self.in_vm(directory) / "key-0"
+            await self.until(lambda: whole.read_text()[0] == letter, "a change")  # noqa: B023
+            self.assertEqual(there.read_text(), "-" * 50_000)
+        later = [cri.Mount(container_path="/key", host_path=str(paths[1]))]
+        await self.create(sandbox, self.box("later", "sleep 1000", mounts=later))
+        (there,) = self.root.rglob(f"{Source(str(paths[1]), False, True).id}/*")
+        self.assertEqual(there.read_text(), "-" * 50_000)
 
     def test_the_node_looks_often_enough_for_a_change_to_be_there_within_two_seconds(self) -> None:
         self.assertLessEqual(VolumesConfig().interval, 1.0)

@@ -213,6 +213,22 @@ class PortForwardTests(SessionCase):
         await call.done_sending()
         self.assertEqual(await self.received(call), b"%d" % (64 * 65536))
 
+    async def test_a_connection_that_the_server_resets_ends_as_any_other(self) -> None:
+        """Said as an error, kubectl would give up all connections of the forward."""
+
+        class Resetting(Peer):
+            def dataReceived(self, data: bytes) -> None:
+                self.transport.write(b"part")
+                reactor.callLater(0.1, self.transport.abortConnection)
+
+        port = await self.listening(Resetting)
+        other = await self.port_forward(await self.listening(Peer))
+        call = await self.port_forward(port)
+        await call.send(messages.PortForwardInput(data=b"x"))
+        self.assertEqual(await self.received(call), b"part")
+        await other.send(messages.PortForwardInput(data=b"on!"))
+        self.assertEqual(await self.received(other), b"ON!")
+
     async def test_a_port_where_nothing_listens_is_named(self) -> None:
         import socket
 
