@@ -131,9 +131,10 @@ class Keeper:
     async def stop(self) -> None:
         """End all keeping. VMs go on."""
         self._stopping = True
-        for flight in self._under_way:
+        flights = (*self._under_way,)  # one that is cancelled may be over at once
+        for flight in flights:
             flight.cancel()
-        await settled([flight.join() for flight in self._under_way])
+        await settled([flight.join() for flight in flights])
 
     async def _tidy(self, vm: Vm) -> None:
         async with self._vms_in_work.held(vm.record.token):

@@ -129,9 +129,10 @@ class Preparer:
 
     async def stop(self) -> None:
         """End what is under way."""
-        for flight in self._under_way:
+        flights = (*self._under_way,)  # one that is cancelled may be over at once
+        for flight in flights:
             flight.cancel()
-        await settled([flight.join() for flight in self._under_way])
+        await settled([flight.join() for flight in flights])
 
     async def _in_turn(self, directory: Path, template: Template) -> None:
         async with self._directories_in_work.held(directory), self._places:

@@ -62,7 +62,7 @@ class SleepCalls:
 
     def stop(self) -> None:
         """End all that is under way: VMs execute, or sleep on."""
-        for flight in self._under_way.values():
+        for flight in (*self._under_way.values(),):  # one that is cancelled may be over at once
             flight.cancel()
 
     async def _one_at_a_time(self, instance_id: str, work: Callable[[Vm], Coro[_T]]) -> _T:

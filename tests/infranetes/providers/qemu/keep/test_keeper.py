@@ -10,7 +10,7 @@ import os
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, fail
@@ -277,6 +277,21 @@ class QemuKeepTests(KeepCase, StartedKeptVmsContract, TestCase):
         await self.fails(Unavailable, self.kept(keeping, vm))
         vm = self.found_again(vm)
         await self.assert_as_before(vm)
+
+    async def test_a_daemon_that_stops_ends_all_that_is_under_way(self) -> None:
+        vms = [self.vm() for _ in range(3)]
+        keeping = self.keeping({vm.record.id: vm for vm in vms})
+
+        async def wait(*_: object) -> NoReturn:
+            await Deferred()
+            raise AssertionError
+
+        self.patch(Keeper, "_keep", wait)
+        waiting = [start(self.kept(keeping, vm)) for vm in vms]
+        stopping = start(keeping.keeper.stop())
+        self.assertTrue(stopping.called)
+        for one in waiting:
+            await self.assertFailure(one, Unavailable)
 
     async def test_a_daemon_that_stops_waits_for_what_the_vm_is_given_back(self) -> None:
         keeping, vm = await self.one()

@@ -284,6 +284,19 @@ class PreparerTests(KeepCase, FailureAssertions, TestCase):
             await keeping.prepare(directory, SECONDS)
             await self.assert_usable(keeping, directory)
 
+    async def test_a_daemon_that_stops_ends_all_that_is_under_way(self) -> None:
+        keeping = self.keeping({})
+
+        async def wait(*_: object) -> None:
+            await Deferred()
+
+        self.patch(Preparer, "_in_turn", wait)
+        waiting = [keeping.prepare(self.place / str(number), SECONDS) for number in range(3)]
+        stopping = start(keeping.preparer.stop())
+        self.assertTrue(stopping.called)
+        for one in waiting:
+            await self.fails(Unavailable, one)
+
     @slow(8, "each of its steps fails twice")
     async def test_each_of_its_steps_may_fail(self) -> None:
         keeping, _, directory = await self.kept()
