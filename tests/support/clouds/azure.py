@@ -81,7 +81,7 @@ class SimulatedAzure(SimulatedCloud[_Vm]):
         self.buckets: AzureBuckets | None = None
         self.refusal = ("ZonalAllocationFailed", "Allocation failed. We do not have sufficient capacity.")
         self.refused: Fault | None = None  # how the current launch is to fail
-        self.needed: set[str] = set()  # the permissions that requests have needed
+        self.needed: set[str] = set()  # all permissions that requests have needed
         self.nics: list[Json] = []  # bodies of requests for network interfaces
         self.prices = SimulatedRetailPrices()
 
@@ -417,7 +417,8 @@ def _parameters(method: str, path: str, query: dict[str, str], body: Any) -> dic
         case ("POST", "virtualMachines", name, ("start" | "powerOff" | "deallocate") as action):
             found.update(Action=action, name=name)
         case ("POST", "virtualMachines", name, "attachDetachDataDisks"):
-            found.update(Action=_OF_DISKS["dataDisksToDetach" in body], name=name)
+            is_forced = any("detachOption" in each for each in body.get("dataDisksToDetach", ()))
+            found.update(Action=_OF_DISKS["dataDisksToDetach" in body], name=name, force=str(is_forced))
         case ("PATCH", "virtualMachines", name):
             found.update(Action="change VM", name=name)
         case (_, kind, *_):

@@ -5,7 +5,7 @@ Sources: Azure REST API, "Disks", "Snapshots", "Virtual Machines - Attach Detach
 as they are quoted in issues of kubernetes-sigs/azuredisk-csi-driver, kubernetes/kubernetes and azure-docs.
 
 A disk's provisioningState   its diskState                   next
-Creating                     none                            Succeeded, or Failed
+Creating                     none                            Succeeded, or Failed and Unattached
 Succeeded, Failed            Unattached, Attached, Reserved  Updating, Deleting
 Updating                     the same                        Succeeded
 Deleting                     the same                        gone
@@ -45,6 +45,7 @@ class Disks:
     :ivar contents: the first bytes of disks and snapshots, by their ids; others are all zeros.
     :ivar most: how many disks the subscription may have.
     :ivar grows_online: whether a disk that a VM has grows.
+    :ivar instant: whether a VM is given disks, and gives them up, at once.
     :ivar failing: errors of the next operations, by what these do. :ivar stuck: disks that no guest releases.
     :ivar released: has called what frees the disks of a VM that is gone, once Azure has noticed that.
     :ivar hidden: names of what lists do not show yet. :ivar shows: has called what makes them show it.
@@ -57,6 +58,7 @@ class Disks:
         self.contents: dict[str, bytes] = {}
         self.most = 1000
         self.grows_online = True
+        self.instant = False
         self.failing: dict[str, tuple[str, str]] = {}
         self.stuck: set[str] = set()
         self.released: Callable[[Callable[[], None]], None] = lambda work: work()
@@ -87,7 +89,7 @@ class Disks:
             made["properties"].update({**properties, "uniqueId": str(uuid.uuid4())})
 
         def failed() -> None:
-            made["properties"]["provisioningState"] = "Failed"
+            made["properties"].update(provisioningState="Failed", diskState="Unattached")
 
         return self._run(f"create {kind}", made, finished, failed)
 
@@ -222,6 +224,9 @@ class Disks:
             vm["properties"]["provisioningState"] = "Failed" if failures else "Succeeded"
             self._operations.finish(operation, *(failures[0] if failures else ()))
 
+        if self.instant:
+            ends()
+            return Answer(200)
         self._operations.later(ends)
         return Answer(202, {}, operation, "result")
 
@@ -262,7 +267,8 @@ class Disks:
                 self._check_free(vm, disk, at_end=True)
             except Refusal as refusal:
                 return refusal.code, refusal.message
-            disk["managedBy"], disk["properties"]["diskState"] = vm["id"], "Attached"
+            disk["managedBy"] = vm["id"]
+            disk["properties"].update(diskState="Attached", LastOwnershipUpdateTime=resources.now())
             return None
 
         return attached
@@ -313,7 +319,7 @@ class Disks:
         disk = self._of["disks"].get(name)
         if disk is not None and disk.get("managedBy") == vm:
             del disk["managedBy"]
-            disk["properties"]["diskState"] = "Unattached"
+            disk["properties"].update(diskState="Unattached", LastOwnershipUpdateTime=resources.now())
 
     def vm_gone(self, vm: Json) -> None:
         """Free the disks of a VM that is gone, which takes a while, but for those that end with it."""

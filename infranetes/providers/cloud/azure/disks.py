@@ -7,7 +7,7 @@ first.
 provisioningState of a disk      DiskState
 Creating, Updating               CREATING
 Succeeded                        READY
-Failed                           READY if it has a `diskState`: its last change has failed. FAILED otherwise
+Failed                           READY if a VM has ever had it: a change of it has failed. FAILED otherwise
 Deleting                         DELETING
 
 A disk's `managedBy` names the VM that has it: from when it is attached, which the VM's list says before,
@@ -18,6 +18,7 @@ listed                           Updating    ATTACHING, though it may be another
 listed                           any other   ATTACHED
 listed, `toBeDetached`           Updating    DETACHING
 listed, `toBeDetached`           any other   ATTACHED: its guest or Azure has failed to release it
+any                              Deleting    DETACHING
 not listed, or there is no VM                DETACHING
 
 Each change is one operation of Azure's, which is followed: it alone says why it has failed. A VM makes one
@@ -35,7 +36,7 @@ from infranetes.providers.cloud.azure import errors
 from infranetes.providers.cloud.azure.driver import DISK, SNAPSHOT, Driver
 from infranetes.providers.cloud.azure.errors import AzureError
 from infranetes.providers.cloud.azure.names import Group, hashed_name_of, is_name, kind_of, last
-from infranetes.providers.cloud.azure.resources import DataDisk, Disk, DiskProperties, Vm
+from infranetes.providers.cloud.azure.resources import DataDisk, Disk, Vm
 from infranetes.providers.cloud.azure.settings import Settings
 from infranetes.providers.cloud.azure.sizes import zone_name
 from infranetes.providers.cloud.interface import CLUSTER, CloudError, ErrorKind
@@ -73,7 +74,7 @@ class AzureDisks:
 
     unit = 1 << 30
     max_size = _MOST_GIB << 30
-    at_once = 100
+    at_once = 40  # of which each may be looked at by itself
     has_modes = False
     in_turns = True
 
@@ -139,7 +140,7 @@ class AzureDisks:
         return LookedAt(
             id=name,
             size=int(properties.get("diskSizeGB") or 0) << 30,
-            state=_state(properties),
+            state=_state(disk),
             serial=serial_at_lun(attached["lun"], name) if attached is not None else "",
             ours=self._is_ours(disk),
             name=tags[VOLUME] if self._is_ours(disk) else "",
@@ -228,7 +229,8 @@ class AzureDisks:
             raise CloudError(ErrorKind.STATE, f"VM {vm_id} has it, or is being given it")
         lun = _free_lun(vm)
         with errors.disk_refusals():
-            return f"{driver.attach_disk(vm_id, disk.id, lun)} {vm_id} {disk.id}".strip()
+            operation = driver.attach_disk(vm_id, disk.id, lun)
+        return f"{operation} {vm_id} {disk.id}" if operation else ""
 
     def _thd_clear(self, driver: Driver, vm: Vm, name: str) -> None:
         """Take a disk from a VM's list if a request that has failed has left it there: Azure would try to
@@ -240,12 +242,14 @@ class AzureDisks:
                 driver.detach_disk(vm["name"], name, force=False)
 
     def _thd_detach(self, driver: Driver, disk: CloudDisk, vm_id: str, force: bool) -> str:
+        """See `CloudDisks`. Azure's force is for a disk that it has failed to take before."""
         vm = driver.vm(vm_id)
-        if vm is None or self._attached(vm, disk.id) is None:
+        attached = self._attached(vm, disk.id) if vm is not None else None
+        if attached is None:
             return ""
         try:
             with errors.disk_refusals():
-                return driver.detach_disk(vm_id, disk.id, force)
+                return driver.detach_disk(vm_id, disk.id, force and attached.get("toBeDetached", False))
         except CloudError as error:
             if error.kind is not ErrorKind.NOT_FOUND:
                 raise
@@ -271,18 +275,21 @@ def _thd_each(driver: Driver, names: Iterable[str]) -> list[Disk]:
     return [disk for name in names if (disk := driver.disk(name)) is not None]
 
 
-def _state(properties: DiskProperties) -> DiskState:
+def _state(disk: Disk) -> DiskState:
+    properties = disk["properties"]
     state = properties.get("provisioningState", "")
     if state == "Failed":
-        return DiskState.READY if properties.get("diskState") else DiskState.FAILED
+        had_vm = disk.get("managedBy") or properties.get("LastOwnershipUpdateTime")
+        return DiskState.READY if had_vm else DiskState.FAILED
     return _STATES.get(state, DiskState.CREATING)
 
 
 def _hold_state(vm: Vm | None, attached: DataDisk | None) -> HoldState:
     """Return the state of the hold of a VM that Azure names as a disk's: see the table above."""
-    if vm is None or attached is None:
+    state = vm["properties"].get("provisioningState") if vm is not None else None
+    if state in (None, "Deleting") or attached is None:
         return HoldState.DETACHING
-    if vm["properties"].get("provisioningState") != _UPDATING:
+    if state != _UPDATING:
         return HoldState.ATTACHED
     return HoldState.DETACHING if attached.get("toBeDetached") else HoldState.ATTACHING
 

@@ -124,7 +124,7 @@ class DiskProperties(TypedDict, total=False):
     """The properties of a disk."""
 
     provisioningState: str
-    diskState: str
+    LastOwnershipUpdateTime: str  # when a VM was given it, or gave it up, at last
     diskSizeGB: int
     creationData: CreationData
     maxShares: int

@@ -20,7 +20,7 @@ from infranetes.providers.cloud.volumes.disks import CloudDisk, DiskRequest, Dis
 from infranetes.providers.volumes import FromVolume
 from infranetes_common import config
 from tests.infranetes.providers.cloud.azure.volumes_case import GIB, AzureVolumesCase
-from tests.support.clouds.azure_resources import GROUP, SUBSCRIPTION, VMS
+from tests.support.clouds.azure_resources import GROUP, SUBSCRIPTION, VMS, now
 from tests.support.clouds.faults import FaultKind
 
 T = TypeVar("T")
@@ -32,6 +32,8 @@ class DisksCase(AzureVolumesCase):
     :ivar direct: the disks, without what all clouds share."""
 
     async def prepare(self) -> None:
+        seldom = dict.fromkeys(("watch_seconds", "doubt_seconds", "sweep_seconds"), 1e6)
+        self.settings |= seldom  # so that the provider makes no calls of its own
         self.cloud_volumes = await self.volumes()
         settings = config.structure(self.settings, Settings, source="the test")
         self.direct = AzureDisks(settings, Group(SUBSCRIPTION, GROUP), self.cluster)
@@ -71,16 +73,16 @@ class LookTests(DisksCase, TestCase):
     async def test_the_state_of_a_disk(self) -> None:
         await self.prepare()
         properties = self.disks()[self.volume]["properties"]
-        for provisioning, disk_state, expected in (
+        for provisioning, had_vm, expected in (
             ("Creating", None, DiskState.CREATING),
-            ("Updating", "Unattached", DiskState.CREATING),
-            ("Succeeded", "Unattached", DiskState.READY),
-            ("Failed", "Unattached", DiskState.READY),
+            ("Updating", None, DiskState.CREATING),
+            ("Succeeded", None, DiskState.READY),
             ("Failed", None, DiskState.FAILED),
-            ("Deleting", "Unattached", DiskState.DELETING),
-            ("SomethingNew", "Unattached", DiskState.CREATING),
+            ("Failed", now(), DiskState.READY),
+            ("Deleting", now(), DiskState.DELETING),
+            ("SomethingNew", now(), DiskState.CREATING),
         ):
-            properties.update(provisioningState=provisioning, diskState=disk_state)
+            properties.update(provisioningState=provisioning, LastOwnershipUpdateTime=had_vm)
             disk = await self.look()
             self.assertIs(disk.state, expected, provisioning)
             self.assertEqual(disk.detail, f"its provisioningState is {provisioning}")
@@ -97,6 +99,7 @@ class LookTests(DisksCase, TestCase):
             ("Succeeded", True, HoldState.ATTACHED),
             ("Failed", False, HoldState.ATTACHED),
             ("Failed", True, HoldState.ATTACHED),
+            ("Deleting", False, HoldState.DETACHING),
         ):
             self.properties()["provisioningState"] = state
             entry["toBeDetached"] = leaves
@@ -210,6 +213,16 @@ class ChangeTests(DisksCase, TestCase):
         await self.prepare()
         request = DiskRequest("clone", 0, GIB, self.cluster, FromVolume("gone"))
         self.assertIs(await self.kind(partial(self.direct._thd_create, request=request)), ErrorKind.NOT_FOUND)
+
+    async def test_a_change_that_is_done_at_once_has_no_operation(self) -> None:
+        await self.prepare()
+        self.azure.instant = True
+        await self.cloud_volumes.attach(self.vm_id, self.volume, False)
+        await self.cloud_volumes.detach(self.vm_id, self.volume)
+        self.assertEqual([path for path in self.paths("operation") if "/DiskOperations/" not in path], [])
+
+    def paths(self, action: str) -> list[str]:
+        return [one["path"] for one in self.asked(action)]
 
 
 class RefusalTests(SynchronousTestCase):

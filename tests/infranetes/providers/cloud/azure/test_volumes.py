@@ -101,6 +101,7 @@ class RequestTests(AzureVolumesCase, TestCase):
         await volumes.detach(first, made.id)
         await volumes.attach(second, made.id, False)
         await volumes.detach(second, made.id)
+        self.assertEqual([one["force"] for one in self.asked("detach disk")], ["False", "False"])
 
     async def test_a_disk_that_the_guest_keeps_is_taken_from_a_vm_that_is_off(self) -> None:
         volumes = await self.hurried()
@@ -112,7 +113,9 @@ class RequestTests(AzureVolumesCase, TestCase):
                 await volumes.detach(vm, made.id)
         self.world.end(vm)
         await self.until_ended(vm)
+        self.assertEqual({one["force"] for one in self.asked("detach disk")}, {"False"})
         await volumes.detach(vm, made.id)
+        self.assertEqual(self.asked("detach disk")[-1]["force"], "True")
         self.assertEqual(self.listed(vm), {})
 
     async def hurried(self) -> IVolumes:
@@ -292,6 +295,8 @@ class GrowthTests(AzureVolumesCase, TestCase):
         """It is neither deleted nor made anew, though Azure says that it has failed."""
         volumes = await self.volumes()
         made, vm = await volumes.create("data", GIB), await self.vm()
+        await volumes.attach(vm, made.id, False)
+        await volumes.detach(vm, made.id)
         self.azure.failing["grow"] = ("InternalServerError", "Try again later.")
         self.assertEqual((await volumes.expand(made.id, 2 * GIB)).size, 2 * GIB)
         self.disks()[made.id]["properties"]["provisioningState"] = "Failed"
@@ -387,9 +392,9 @@ class LostAnswerTests(AzureVolumesCase, TestCase):
         volumes = await self.volumes()
         vm = await self.vm()
         made = await volumes.create("data", GIB)
-        self.assertEqual((await volumes.expand(made.id, 2 * GIB)).size, 2 * GIB)
         await volumes.attach(vm, made.id, False)
         self.assertTrue(self.has(vm, made.id))
+        self.assertEqual((await volumes.expand(made.id, 2 * GIB)).size, 2 * GIB)
         await volumes.detach(vm, made.id)
         self.assertEqual(self.listed(vm), {})
         await volumes.delete(made.id)
