@@ -64,72 +64,57 @@ class MixedTests(StoreCase):
         self.assert_nothing_left()
 
     @slow(15, "six images are pulled")
-    def test_parts_of_an_image_may_have_media_types_of_both_kinds(self) -> Any:
-        async def body() -> None:
-            for number, image in enumerate(
-                (
-                    mixed(OCI_LAYER),
-                    mixed(OCI_LAYER, OCI_CONFIG, content="2"),
-                    mixed(DOCKER_LAYER, OCI_CONFIG, content="3"),
-                    mixed(DOCKER_LAYER, flavour="oci", content="4"),
-                    mixed(OCI_LAYER, DOCKER_CONFIG, flavour="oci", content="5"),
-                    mixed(DOCKER_LAYER, DOCKER_CONFIG, flavour="oci", content="6"),
-                )
-            ):
-                await self.pulled(f"mixed-{number}", image, image)
-
-        return self.run_(body())
-
-    def test_an_index_may_lead_to_manifests_of_the_other_kind_and_need_not_say_its_own(self) -> Any:
-        async def body() -> None:
-            for flavour, other in (("oci", "docker"), ("docker", "oci")):
-                image = small(other, flavour=other)
-                await self.pulled(f"index-{flavour}", oci.index([image], flavour=flavour), image)
-            image = mixed(content="7")
-            index = oci.index([image])
-            await self.pulled("index-mixed", index, image)
-            await self.pulled("index-of-none", attrs.evolve(index, top=without_type(index)), image)
-            plain = small("8")
-            await self.pulled("of-none", attrs.evolve(plain, manifest=without_type(plain)), plain)
-
-        return self.run_(body())
-
-    def test_layers_that_are_here_are_not_fetched_again(self) -> Any:
-        async def body() -> None:
-            first, second = mixed(content="first"), mixed(content="second")
-            await self.pulled("share", first, first)
-            before = len(self.registry.log)
-            await self.pulled("share", second, second)
-            log = self.registry.log[before:]
-            self.assertNotIn(f'"GET /v2/share/blobs/{first.layers[0].digest}', log)
-            self.assertIn(f'"GET /v2/share/blobs/{second.layers[1].digest}', log)
-
-        return self.run_(body())
-
-    def test_the_signature_policy_counts(self) -> Any:
-        async def body() -> None:
-            policy = Path(self.mktemp()).absolute()
-            policy.write_text('{"default": [{"type": "reject"}]}')
-            store = await self.new_store(policy=str(policy))
-            reference = self.registry.push("policy", "1", mixed())
-            await self.fails(PermissionDenied, store.pull(reference))
-            self.assertEqual(self.blobs(), set())
-
-        return self.run_(body())
-
-    def test_a_mirror_has_them(self) -> Any:
-        async def body() -> None:
-            conf = Path(self.mktemp()).absolute()
-            conf.write_text(
-                '[[registry]]\nprefix = "registry.invalid"\nlocation = "registry.invalid"\n'
-                f'[[registry.mirror]]\nlocation = "{self.registry.host}/cache"\ninsecure = true\n'
+    async def test_parts_of_an_image_may_have_media_types_of_both_kinds(self) -> None:
+        for number, image in enumerate(
+            (
+                mixed(OCI_LAYER),
+                mixed(OCI_LAYER, OCI_CONFIG, content="2"),
+                mixed(DOCKER_LAYER, OCI_CONFIG, content="3"),
+                mixed(DOCKER_LAYER, flavour="oci", content="4"),
+                mixed(OCI_LAYER, DOCKER_CONFIG, flavour="oci", content="5"),
+                mixed(DOCKER_LAYER, DOCKER_CONFIG, flavour="oci", content="6"),
             )
-            image = mixed()
-            self.registry.push("cache/team/app", "1", image)
-            store = await self.new_store(registries_conf=str(conf))
-            self.assertEqual((await store.pull("registry.invalid/team/app:1")).id, image.id)
+        ):
+            await self.pulled(f"mixed-{number}", image, image)
 
-        return self.run_(body())
+    async def test_an_index_may_lead_to_manifests_of_the_other_kind_and_need_not_say_its_own(self) -> None:
+        for flavour, other in (("oci", "docker"), ("docker", "oci")):
+            image = small(other, flavour=other)
+            await self.pulled(f"index-{flavour}", oci.index([image], flavour=flavour), image)
+        image = mixed(content="7")
+        index = oci.index([image])
+        await self.pulled("index-mixed", index, image)
+        await self.pulled("index-of-none", attrs.evolve(index, top=without_type(index)), image)
+        plain = small("8")
+        await self.pulled("of-none", attrs.evolve(plain, manifest=without_type(plain)), plain)
+
+    async def test_layers_that_are_here_are_not_fetched_again(self) -> None:
+        first, second = mixed(content="first"), mixed(content="second")
+        await self.pulled("share", first, first)
+        before = len(self.registry.log)
+        await self.pulled("share", second, second)
+        log = self.registry.log[before:]
+        self.assertNotIn(f'"GET /v2/share/blobs/{first.layers[0].digest}', log)
+        self.assertIn(f'"GET /v2/share/blobs/{second.layers[1].digest}', log)
+
+    async def test_the_signature_policy_counts(self) -> None:
+        policy = Path(self.mktemp()).absolute()
+        policy.write_text('{"default": [{"type": "reject"}]}')
+        store = await self.new_store(policy=str(policy))
+        reference = self.registry.push("policy", "1", mixed())
+        await self.fails(PermissionDenied, store.pull(reference))
+        self.assertEqual(self.blobs(), set())
+
+    async def test_a_mirror_has_them(self) -> None:
+        conf = Path(self.mktemp()).absolute()
+        conf.write_text(
+            '[[registry]]\nprefix = "registry.invalid"\nlocation = "registry.invalid"\n'
+            f'[[registry.mirror]]\nlocation = "{self.registry.host}/cache"\ninsecure = true\n'
+        )
+        image = mixed()
+        self.registry.push("cache/team/app", "1", image)
+        store = await self.new_store(registries_conf=str(conf))
+        self.assertEqual((await store.pull("registry.invalid/team/app:1")).id, image.id)
 
 
 @needs_registry
@@ -137,20 +122,17 @@ class MixedAuthTests(StoreCase):
     def make_registry(self) -> Registry:
         return Registry(user="reader", password="s3cret-pässword")
 
-    def test_a_registry_that_wants_a_password_gets_it(self) -> Any:
-        async def body() -> None:
-            image = mixed()
-            reference = self.registry.push("private", "1", image)
-            await self.fails(Unauthenticated, self.store.pull(reference))
-            known = RegistryCredentials("reader", "s3cret-pässword")
-            self.assertEqual((await self.store.pull(reference, known)).id, image.id)
-            await self.store.remove(image.id)
-            file = Path(self.mktemp()).absolute()
-            file.write_bytes(known.auth_file(self.registry.host))
-            store = await self.new_store(auth_file=str(file))
-            self.assertEqual((await store.pull(reference)).id, image.id)
-
-        return self.run_(body())
+    async def test_a_registry_that_wants_a_password_gets_it(self) -> None:
+        image = mixed()
+        reference = self.registry.push("private", "1", image)
+        await self.fails(Unauthenticated, self.store.pull(reference))
+        known = RegistryCredentials("reader", "s3cret-pässword")
+        self.assertEqual((await self.store.pull(reference, known)).id, image.id)
+        await self.store.remove(image.id)
+        file = Path(self.mktemp()).absolute()
+        file.write_bytes(known.auth_file(self.registry.host))
+        store = await self.new_store(auth_file=str(file))
+        self.assertEqual((await store.pull(reference)).id, image.id)
 
     def test_credentials_of_a_file(self) -> None:
         file = Path(self.mktemp()).absolute()
@@ -188,107 +170,90 @@ class MixedHostileTests(HostileCase):
 
         return answer
 
-    def test_a_token_is_had_from_where_the_registry_says(self) -> Any:
-        async def body() -> None:
-            asked: list[Mapping[bytes, Any]] = []
+    async def test_a_token_is_had_from_where_the_registry_says(self) -> None:
+        asked: list[Mapping[bytes, Any]] = []
 
-            def token(request: Any) -> bytes:
-                asked.append({**request.args, b"by": request.getHeader("authorization")})
-                return b'{"token": "t0ken"}'
+        def token(request: Any) -> bytes:
+            asked.append({**request.args, b"by": request.getHeader("authorization")})
+            return b'{"token": "t0ken"}'
 
-            image = mixed()
-            reference = self.hostile.serve("m", image)
-            self.hostile.put(image.layers[1], "m", self.wanting("t0ken", image.layers[1].data))
-            self.hostile.answers["/token"] = token
-            self.assertEqual(
-                (await self.store.pull(reference, RegistryCredentials("me", "secret"))).id, image.id
-            )
-            [query] = asked
-            self.assertEqual(query[b"service"], [b"registry"])
-            self.assertEqual(query[b"scope"], [b"repository:m:pull"])
-            self.assertEqual(query[b"by"], "Basic " + b64encode(b"me:secret").decode())
+        image = mixed()
+        reference = self.hostile.serve("m", image)
+        self.hostile.put(image.layers[1], "m", self.wanting("t0ken", image.layers[1].data))
+        self.hostile.answers["/token"] = token
+        self.assertEqual((await self.store.pull(reference, RegistryCredentials("me", "secret"))).id, image.id)
+        [query] = asked
+        self.assertEqual(query[b"service"], [b"registry"])
+        self.assertEqual(query[b"scope"], [b"repository:m:pull"])
+        self.assertEqual(query[b"by"], "Basic " + b64encode(b"me:secret").decode())
 
-        return self.run_(body())
+    async def test_an_identity_token_is_given_for_one_and_nothing_else(self) -> None:
+        image = mixed()
+        reference = self.hostile.serve("m", image)
+        self.hostile.put(image.layers[1], "m", self.wanting("t0ken", image.layers[1].data))
+        asked: list[Any] = []
 
-    def test_an_identity_token_is_given_for_one_and_nothing_else(self) -> Any:
-        async def body() -> None:
-            image = mixed()
-            reference = self.hostile.serve("m", image)
-            self.hostile.put(image.layers[1], "m", self.wanting("t0ken", image.layers[1].data))
-            asked: list[Any] = []
+        def token(request: Any) -> bytes:
+            asked.append((request.method, request.args, request.getHeader("authorization")))
+            return b'{"access_token": "t0ken"}'
 
-            def token(request: Any) -> bytes:
-                asked.append((request.method, request.args, request.getHeader("authorization")))
-                return b'{"access_token": "t0ken"}'
-
-            self.hostile.answers["/token"] = token
-            await self.store.pull(reference, RegistryCredentials(identity_token="r3fresh"))
-            [(method, form, by)] = asked
-            self.assertEqual((method, form[b"refresh_token"], by), (b"POST", [b"r3fresh"], None))
-
-        return self.run_(body())
+        self.hostile.answers["/token"] = token
+        await self.store.pull(reference, RegistryCredentials(identity_token="r3fresh"))
+        [(method, form, by)] = asked
+        self.assertEqual((method, form[b"refresh_token"], by), (b"POST", [b"r3fresh"], None))
 
     @slow(15, "each answer is one more pull")
-    def test_a_token_that_is_none_or_helps_nothing(self) -> Any:
-        async def body() -> None:
-            for said, kind in (
-                (send(b"<html>"), Unavailable),
-                (send(b'{"token": 3}'), Unavailable),
-                (send(b'{"token": "a\\r\\nb"}'), Unavailable),
-                (send(b'{"token": "other"}'), Unauthenticated),
-                (send(b"", status=403), PermissionDenied),
-            ):
-                reference, _ = self.serve(self.wanting("t0ken", b""))
-                self.hostile.answers["/token"] = said
-                await self.fails(kind, self.store.pull(reference))
-            for realm in ("ftp://x/", "file:///etc/passwd", ""):
-                reference, _ = self.serve(self.wanting("t0ken", b"", realm or "x"))
-                await self.fails(FailedPrecondition, self.store.pull(reference))
-            self.assert_untouched()
+    async def test_a_token_that_is_none_or_helps_nothing(self) -> None:
+        for said, kind in (
+            (send(b"<html>"), Unavailable),
+            (send(b'{"token": 3}'), Unavailable),
+            (send(b'{"token": "a\\r\\nb"}'), Unavailable),
+            (send(b'{"token": "other"}'), Unauthenticated),
+            (send(b"", status=403), PermissionDenied),
+        ):
+            reference, _ = self.serve(self.wanting("t0ken", b""))
+            self.hostile.answers["/token"] = said
+            await self.fails(kind, self.store.pull(reference))
+        for realm in ("ftp://x/", "file:///etc/passwd", ""):
+            reference, _ = self.serve(self.wanting("t0ken", b"", realm or "x"))
+            await self.fails(FailedPrecondition, self.store.pull(reference))
+        self.assert_untouched()
 
-        return self.run_(body())
+    async def test_storage_that_it_leads_to_does_not_get_the_token(self) -> None:
+        image = mixed()
+        reference = self.hostile.serve("m", image)
+        seen: list[Any] = []
 
-    def test_storage_that_it_leads_to_does_not_get_the_token(self) -> Any:
-        async def body() -> None:
-            image = mixed()
-            reference = self.hostile.serve("m", image)
-            seen: list[Any] = []
+        def storage(request: Any) -> bytes:
+            seen.append(request.getHeader("authorization"))
+            return image.layers[1].data
 
-            def storage(request: Any) -> bytes:
-                seen.append(request.getHeader("authorization"))
-                return image.layers[1].data
+        def leading(request: Any) -> bytes:
+            if request.getHeader("authorization") is None:
+                return bytes(self.wanting("t0ken", b"")(request))
+            request.redirect(f"http://{self.hostile.host}/storage".encode())
+            return b""
 
-            def leading(request: Any) -> bytes:
-                if request.getHeader("authorization") is None:
-                    return bytes(self.wanting("t0ken", b"")(request))
-                request.redirect(f"http://{self.hostile.host}/storage".encode())
-                return b""
-
-            self.hostile.put(image.layers[1], "m", leading)
-            self.hostile.answers.update({"/token": send(b'{"token": "t0ken"}'), "/storage": storage})
-            self.assertEqual((await self.store.pull(reference)).id, image.id)
-            self.assertEqual(seen, [None])
-
-        return self.run_(body())
+        self.hostile.put(image.layers[1], "m", leading)
+        self.hostile.answers.update({"/token": send(b'{"token": "t0ken"}'), "/storage": storage})
+        self.assertEqual((await self.store.pull(reference)).id, image.id)
+        self.assertEqual(seen, [None])
 
     @slow(15, "one of the answers stalls")
-    def test_wrong_bytes_and_answers_that_fail_leave_nothing(self) -> Any:
-        async def body() -> None:
-            data = mixed().layers[1].data
-            for answer, kind in (
-                (send(data[:-1]), Unavailable),
-                (send(data + b"x"), Unavailable),
-                (send(bytes(len(data))), Unavailable),
-                (send(b"", status=404), NotFound),
-                (send(b"", status=500), Unavailable),
-                (begin_then_hang(data[:9]), Unavailable),
-            ):
-                reference, _ = self.serve(answer)
-                message = await self.fails(kind, self.store.pull(reference))
-                self.assertIn(self.hostile.host, message)
-                self.assert_untouched()
-
-        return self.run_(body())
+    async def test_wrong_bytes_and_answers_that_fail_leave_nothing(self) -> None:
+        data = mixed().layers[1].data
+        for answer, kind in (
+            (send(data[:-1]), Unavailable),
+            (send(data + b"x"), Unavailable),
+            (send(bytes(len(data))), Unavailable),
+            (send(b"", status=404), NotFound),
+            (send(b"", status=500), Unavailable),
+            (begin_then_hang(data[:9]), Unavailable),
+        ):
+            reference, _ = self.serve(answer)
+            message = await self.fails(kind, self.store.pull(reference))
+            self.assertIn(self.hostile.host, message)
+            self.assert_untouched()
 
 
 class WordsTests(SynchronousTestCase):

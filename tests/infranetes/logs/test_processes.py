@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
@@ -77,7 +76,7 @@ async def nothing(_: Checkpoint) -> None:
 
 @needs_mounts
 class FullDiskTests(TestCase):
-    def test_a_disk_that_is_full_for_a_while(self) -> Any:
+    async def test_a_disk_that_is_full_for_a_while(self) -> None:
         mount = Path(self.mktemp()).absolute()
         mount.mkdir()
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mount)], check=True)
@@ -90,23 +89,20 @@ class FullDiskTests(TestCase):
                 await deferLater(reactor, 0.001)
                 yield one
 
-        async def body() -> None:
-            log = ContainerLog(reactor, mount / "0.log", read, None, nothing)
-            log.start()
-            await deferLater(reactor, 1.0)
-            self.assertFalse(log.finished.called)
-            so_far = (mount / "0.log").read_bytes()
-            self.assertTrue(expected(records).startswith(so_far))
-            self.assertEqual(so_far[-1:], b"\n")
-            (mount / "filler").unlink()
-            await log.finished
-            self.assertEqual((mount / "0.log").read_bytes(), expected(records))
-
-        return Deferred.fromCoroutine(body())
+        log = ContainerLog(reactor, mount / "0.log", read, None, nothing)
+        log.start()
+        await deferLater(reactor, 1.0)
+        self.assertFalse(log.finished.called)
+        so_far = (mount / "0.log").read_bytes()
+        self.assertTrue(expected(records).startswith(so_far))
+        self.assertEqual(so_far[-1:], b"\n")
+        (mount / "filler").unlink()
+        await log.finished
+        self.assertEqual((mount / "0.log").read_bytes(), expected(records))
 
 
 class ManyTests(TestCase):
-    def test_three_thousand_logs_hold_no_descriptors_and_no_threads(self) -> Any:
+    async def test_three_thousand_logs_hold_no_descriptors_and_no_threads(self) -> None:
         directory = Path(self.mktemp()).absolute()
         records = [record(i + 1, b"x" * 100) for i in range(3)]
         cancelled: list[str] = []
@@ -120,22 +116,17 @@ class ManyTests(TestCase):
                 cancelled.append(cursor)
                 raise
 
-        async def body() -> None:
-            before = len(os.listdir("/proc/self/fd"))
-            logs = [
-                ContainerLog(reactor, directory / str(i) / "0.log", read, None, nothing) for i in range(3000)
-            ]
-            for log in logs:
-                log.start()
-            content = expected(records)
-            while not all(log._writer._written.size == len(content) for log in logs):
-                await deferLater(reactor, 0.02)
-            self.assertLess(len(os.listdir("/proc/self/fd")) - before, 20)
-            threads = len(os.listdir("/proc/self/task"))
-            self.assertLess(threads, 30)
-            for log in logs:
-                self.assertEqual(log._path.read_bytes(), content)
-            await stop_all(reactor, logs)
-            self.assertEqual(len(cancelled), 3000)
-
-        return Deferred.fromCoroutine(body())
+        before = len(os.listdir("/proc/self/fd"))
+        logs = [ContainerLog(reactor, directory / str(i) / "0.log", read, None, nothing) for i in range(3000)]
+        for log in logs:
+            log.start()
+        content = expected(records)
+        while not all(log._writer._written.size == len(content) for log in logs):
+            await deferLater(reactor, 0.02)
+        self.assertLess(len(os.listdir("/proc/self/fd")) - before, 20)
+        threads = len(os.listdir("/proc/self/task"))
+        self.assertLess(threads, 30)
+        for log in logs:
+            self.assertEqual(log._path.read_bytes(), content)
+        await stop_all(reactor, logs)
+        self.assertEqual(len(cancelled), 3000)

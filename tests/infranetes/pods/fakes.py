@@ -410,13 +410,13 @@ def lone_sandbox(record: SandboxRecord) -> Sandbox:
     return Sandbox(record, lambda _: cast(PodMachine, None))
 
 
-def pod(name: str = "web", uid: str = "u1", attempt: int = 0, **fields: Any) -> Any:
-    """Return a PodSandboxConfig."""
+def pod(name: str = "web", uid: str = "u1", attempt: int = 0, **fields: Any) -> cri.PodSandboxConfig:
+    """Return a PodSandboxConfig. :param fields: others of its. Any: each has its own type."""
     metadata = cri.PodSandboxMetadata(name=name, uid=uid, namespace="default", attempt=attempt)
     return cri.PodSandboxConfig(metadata=metadata, **fields)
 
 
-def box(name: str = "main", attempt: int = 0, image: str = "busybox", **fields: Any) -> Any:
-    """Return a ContainerConfig."""
+def box(name: str = "main", attempt: int = 0, image: str = "busybox", **fields: Any) -> cri.ContainerConfig:
+    """Return a ContainerConfig. :param fields: as in `pod`."""
     metadata = cri.ContainerMetadata(name=name, attempt=attempt)
     return cri.ContainerConfig(metadata=metadata, image=cri.ImageSpec(image=image), **fields)

@@ -12,7 +12,7 @@ from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.store.states import SandboxState
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, Unavailable
-from tests.infranetes.pods.fakes import box, pod
+from tests.infranetes.pods.fakes import box
 from tests.infranetes.pods.sandboxes.test_machine_images import MachineImagesTestCase
 
 
@@ -230,7 +230,7 @@ class AgainTests(VacateCase):
             self.world.store, "put_sandbox", lambda one: on_disk.addCallback(lambda _: put(one))
         )
         image = self.world.images.image
-        booting = start(self.world.node.machine_images.boot(self.sandbox(id), image, pod()))
+        booting = start(self.world.node.machine_images.boot(self.sandbox(id), image, box()))
         stopping = start(self.world.sandboxes.stop(id))
         patch.restore()
         on_disk.callback(None)
