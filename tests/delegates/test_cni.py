@@ -22,5 +22,5 @@ class ContainerdTests(test_namespaces.CniTests):
 class CrioTests(test_namespaces.CniTests):
     """CRI-O."""
 
-    def runtime_in(self, root: Path, plugin: dict[str, Any]) -> CniCrio:
+    def runtime_in(self, root: Path, plugin: dict[str, object]) -> CniCrio:
         return CniCrio(root, plugin)

@@ -8,7 +8,6 @@ import secrets
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
@@ -40,7 +39,7 @@ class ShadowCase(TestCase):
 
     timeout = 300
 
-    def runtime_in(self, root: Path, plugin: dict[str, Any]) -> CniContainerd:
+    def runtime_in(self, root: Path, plugin: dict[str, object]) -> CniContainerd:
         """Return the delegate, not started."""
         raise NotImplementedError
 
@@ -94,7 +93,7 @@ class ShadowCase(TestCase):
 class ContainerdTests(ShadowCase):
     """containerd 2."""
 
-    def runtime_in(self, root: Path, plugin: dict[str, Any]) -> CniContainerd:
+    def runtime_in(self, root: Path, plugin: dict[str, object]) -> CniContainerd:
         use_built_containerd(self)
         return CniContainerd(root, plugin)
 
@@ -105,7 +104,7 @@ class ContainerdTests(ShadowCase):
 class CrioTests(ShadowCase):
     """CRI-O."""
 
-    def runtime_in(self, root: Path, plugin: dict[str, Any]) -> CniContainerd:
+    def runtime_in(self, root: Path, plugin: dict[str, object]) -> CniContainerd:
         return CniCrio(root, plugin)
 
     async def test_a_shadow_has_the_pods_network_until_it_is_ended(self) -> None:

@@ -32,7 +32,7 @@ from vmserver.containers.machine.provider import MachineConfig
 from vmserver.containers.systemd.config import SystemdConfig
 
 TREE = Path(__file__).resolve().parents[2]
-VSPHERE: dict[str, Any] = {  # what has to be given
+VSPHERE: dict[str, object] = {  # what has to be given
     "host": "vcenter.example.org",
     "username": "infranetes",
     "password_file": "/etc/infranetes/vsphere-password",
@@ -42,14 +42,14 @@ VSPHERE: dict[str, Any] = {  # what has to be given
     "resource_pools": ["cluster/Resources"],
     "networks": ["pods"],
 }
-AZURE: dict[str, Any] = {  # likewise
+AZURE: dict[str, object] = {  # likewise
     "subscription": "00000000-0000-0000-0000-000000000000",
     "resource_group": "pods",
     "location": "westeurope",
     "image": "gallery/pod",
     "subnet": "network/pods",
 }
-LIBCLOUD: dict[str, Any] = {  # likewise, by this driver
+LIBCLOUD: dict[str, object] = {  # likewise, by this driver
     "driver": "digitalocean",
     "credentials_file": "/etc/infranetes/digitalocean.toml",
     "locations": ["fra1"],

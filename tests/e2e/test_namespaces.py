@@ -173,7 +173,7 @@ class CniTests(QemuCase, TestCase):
     def context(self, cluster: str | None = None, node: str | None = None) -> ProviderContext:
         return attrs.evolve(super().context(cluster, node), joins_namespaces=True)
 
-    def runtime_in(self, root: Path, plugin: dict[str, Any]) -> CniContainerd:
+    def runtime_in(self, root: Path, plugin: dict[str, object]) -> CniContainerd:
         """Return the delegate, not started."""
         return CniContainerd(root, plugin)
 

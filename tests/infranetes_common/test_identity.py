@@ -105,7 +105,7 @@ class RefusedTests(SynchronousTestCase):
         return words
 
     def test_a_field_of_another_form_is_named(self) -> None:
-        wrong: dict[str, tuple[Any, ...]] = {
+        wrong: dict[str, tuple[object, ...]] = {
             "sandbox_id": ("../evil", "evil.b", "-evil", "a" * 64, "evil\n", "é", 5),
             "certificate_pem": (
                 "evil",
@@ -160,7 +160,7 @@ class RefusedTests(SynchronousTestCase):
 
     def test_routes_addresses_and_neighbours_are_checked(self) -> None:
         good = {"to": "10.0.0.0/8"}
-        wrong: dict[str, tuple[Any, ...]] = {
+        wrong: dict[str, tuple[object, ...]] = {
             "network.routes": (
                 [{"to": "10.0.0.0/8 dev lo"}],
                 [{"to": "10.0.0.7"}],

@@ -6,7 +6,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 from infranetes.pods.store.store import FILE
 from infranetes_common.wire import cri
@@ -16,7 +15,7 @@ from tests.infranetes.daemon.case import DaemonCase
 from tests.infranetes.daemon.hostports import drop_table, free_port, host_port, in_kernel, route_to_pods
 from txgrpc import Code, GrpcError
 
-Step = Callable[[], Awaitable[Any]]
+Step = Callable[[], Awaitable[object]]
 
 
 @slow(10, "a pod lives once for every second write to the store, with two daemons each time")

@@ -167,7 +167,7 @@ class ReadTests(SynchronousTestCase):
         for path in (("config",), ("layers",), ("layers", 0), ("config", "digest"), ("config", "size"),
                      ("config", "mediaType"), ("layers", 0, "digest"), ("layers", 0, "size"),
                      ("layers", 0, "mediaType")):  # fmt: skip
-            wrong: Any
+            wrong: object
             for wrong in (None, True, -1, 1.5, "../../etc/passwd", "sha256:../../x", 1 << 60, {}, []):
                 if (path, wrong) in ((("layers",), []), (("layers",), None)):
                     continue  # an image need not have layers

@@ -31,7 +31,7 @@ class Machines:
         self.name = name
         self.image = CatalogueImage(id="sha256:" + digit * 64, machine=f"{name}-1")
 
-    def find(self, reference: str, annotations: Any) -> Deferred[CatalogueImage]:
+    def find(self, reference: str, annotations: object) -> Deferred[CatalogueImage]:
         return succeed(attrs.evolve(self.image, names=(self.canonical(reference),)))
 
     def canonical(self, reference: str) -> str:

@@ -523,7 +523,7 @@ class ProcessTests(MachineCase):
 
     def test_the_node_says_where_it_counts_and_runs(self) -> None:
         self.successResultOf(self.up())
-        told: list[tuple[Any, ...]] = []
+        told: list[tuple[object, ...]] = []
 
         def tell(*words: Any) -> Deferred[None]:
             told.append(words)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
@@ -192,7 +191,7 @@ class LifeTests(PoolTestCase):
 
     def test_a_claim_that_was_recorded_is_the_pods_after_a_restart(self) -> None:
         (first, _) = self.pool.idle()
-        blocked: Deferred[Any] = Deferred()
+        blocked: Deferred[object] = Deferred()
 
         async def block(within: float = 30.0) -> bytes:
             await blocked

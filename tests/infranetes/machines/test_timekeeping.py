@@ -106,7 +106,7 @@ class TimekeepingTests(PodsTestCase):
         other = self.world.agents[self.run_own("other")]
 
         async def info(within: float = 30.0) -> Any:
-            never: Deferred[Any] = Deferred()
+            never: Deferred[object] = Deferred()
             return await never
 
         self.patch(self.agent, "info", info)

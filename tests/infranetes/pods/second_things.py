@@ -235,7 +235,7 @@ class World(FakeNode):
 
     def now(self, work: Coro[Any]) -> Any:
         """Return the result of work that has one at once, as the world is kind."""
-        results: list[Any] = []
+        results: list[object] = []
         start(work).addBoth(results.append)
         (result,) = results
         if isinstance(result, Failure):
@@ -349,7 +349,7 @@ class World(FakeNode):
 
         return asked.addBoth(answered)
 
-    given_up: tuple[Deferred[Any], ...] = ()
+    given_up: tuple[Deferred[object], ...] = ()
 
     def give_up(self) -> None:
         """Have the clients give up all calls that are not answered."""

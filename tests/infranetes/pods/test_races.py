@@ -156,7 +156,7 @@ class RaceTests(unittest.SynchronousTestCase):
     def race(
         self,
         first: Callable[[FakeNode], list[Deferred[Any]]],
-        second: Callable[[FakeNode], list[Deferred[Any]]],
+        second: Callable[[FakeNode], list[Deferred[object]]],
         ready: bool = False,
         killed: bool = False,
     ) -> None:

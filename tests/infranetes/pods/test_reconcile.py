@@ -353,8 +353,8 @@ class PassTests(PodsTestCase):
         self.assertEqual(list(self.world.table.ports.values()), [self.record(id).address])
 
     def test_a_daemon_that_stops_ends_the_pass_that_is_under_way(self) -> None:
-        held: Deferred[Any] = Deferred()
-        listed: list[Deferred[Any]] = []
+        held: Deferred[object] = Deferred()
+        listed: list[Deferred[object]] = []
 
         def listing() -> Deferred[Any]:
             listed.append(held)

@@ -99,7 +99,7 @@ class GatherTests(PodsTestCase):
         self.assertEqual(self.asked, [id])
 
     def test_a_silent_one_costs_one_list_its_wait_and_the_next_ones_nothing(self) -> None:
-        silent: Deferred[Any] = Deferred()
+        silent: Deferred[object] = Deferred()
         slow = self.a_pod("slow", lambda: silent)
         others = self.pods(3)
         asking = self.ask()

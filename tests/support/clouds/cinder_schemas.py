@@ -81,7 +81,7 @@ def _schemas() -> Mapping[str, Mapping[str, Draft4Validator]]:
 def _current(found: Mapping[str, Any]) -> Mapping[str, Draft4Validator]:
     """Return a module's schemas as of VOLUME_MICROVERSION, by their names without versions."""
     minor = int(VOLUME_MICROVERSION.partition(".")[2])
-    latest: dict[str, tuple[int, Any]] = {}
+    latest: dict[str, tuple[int, object]] = {}
     for name, schema in found.items():
         parts = re.fullmatch(r"([a-z_]+?)(?:_v3(\d+))?", name)
         if parts is None or name.startswith("_") or not isinstance(schema, dict):

@@ -109,7 +109,7 @@ def schemas() -> Schemas:
 def _current(found: Mapping[str, Any]) -> Mapping[str, Draft4Validator]:
     """Return a module's schemas as of MICROVERSION, by their names without versions."""
     minor = int(MICROVERSION.partition(".")[2])
-    latest: dict[str, tuple[int, Any]] = {}
+    latest: dict[str, tuple[int, object]] = {}
     for name, schema in found.items():
         parts = re.fullmatch(r"([a-z_]+?)(?:_v2(\d+))?", name)
         if parts is None or name.startswith("_") or not isinstance(schema, dict):

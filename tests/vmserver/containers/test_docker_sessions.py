@@ -114,7 +114,7 @@ class HijackTests(TestCase):
 
     async def test_no_engine(self) -> None:
         absent = Path("/nonexistent/docker.sock")
-        opening: Deferred[Any] = Deferred.fromCoroutine(hijack(reactor, absent, "/x", {}, None, None))
+        opening: Deferred[object] = Deferred.fromCoroutine(hijack(reactor, absent, "/x", {}, None, None))
         error = await self.assertFailure(opening, Unavailable)
         self.assertIn(str(absent), str(error))
 

@@ -30,7 +30,7 @@ from vmserver.containers.oci.provider import OciProvider
 from vmserver.containers.oci.runtime import Crun
 
 ID = "victim"
-STEPS: tuple[tuple[Any, str], ...] = (
+STEPS: tuple[tuple[object, str], ...] = (
     (record, "save"),
     (FileSystems, "make"),
     (FileSystems, "unmount"),

@@ -24,7 +24,7 @@ PORT = 8080
 def service() -> dict[str, Any]:
     """Return the Service that the page shows."""
     [text] = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    shown: dict[str, Any] = yaml.safe_load(text)
+    shown: dict[str, object] = yaml.safe_load(text)
     return shown
 
 

@@ -75,7 +75,7 @@ class AwsTests(SynchronousTestCase):
 
     def test_a_posted_form_is_signed_as_aws_own_library_signs_it(self) -> None:
         """libcloud only signs GET requests to EC2; botocore's signature is the reference."""
-        sent: list[dict[str, Any]] = []
+        sent: list[dict[str, object]] = []
         driver = Driver("AKID", "SECRET", region="eu-west-1", token="TOKEN", signature_version="4")
         connection = driver.connection
         connection.connect()

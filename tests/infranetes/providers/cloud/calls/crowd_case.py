@@ -76,7 +76,7 @@ class CrowdCase(SynchronousTestCase):
 
         return start(node.call(action.value, work, action=action))
 
-    def all(self, count: int, nodes: Sequence[Calls[Any]], action: Action) -> float:
+    def all(self, count: int, nodes: Sequence[Calls[object]], action: Action) -> float:
         """Make so many calls at once, and return the seconds until the last one was served."""
         begun = self.clock.seconds()
         served = [self.call(nodes[number % len(nodes)], action, f"vm-{number}") for number in range(count)]

@@ -116,7 +116,7 @@ class RefusedEndTests(EndCase, TestCase):
     async def test_one_that_is_suspended_is_powered_off_first(self) -> None:
         provider = await self.started()
         instance = await self.running(provider, self.spec())
-        ended: list[Any] = []
+        ended: list[object] = []
         provider.watch(ended.append)
         vcsim.done(self.world.vm(instance.id).SuspendVM_Task())
         await self.until(lambda: ended, "it has ended")

@@ -198,7 +198,7 @@ class CostTests(VsphereCase, TestCase):
     async def test_the_end_of_one_that_is_off_is_two(self) -> None:
         provider = await self.started_for_requests(watch_seconds=0.3)
         instance = await self.running(provider, self.spec())
-        ended: list[Any] = []
+        ended: list[object] = []
         provider.watch(ended.append)
         self.world.end(instance.id)
         await self.until(lambda: ended, "its end is seen")

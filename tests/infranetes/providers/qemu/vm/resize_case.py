@@ -80,7 +80,7 @@ class Qemu:
     def query_hotpluggable_cpus(self) -> Any:
         places = []
         for core in reversed(range(4)):
-            place: dict[str, Any] = {
+            place: dict[str, object] = {
                 "type": "max-x86_64-cpu",
                 "vcpus-count": 1,
                 "props": {"socket-id": 0, "core-id": core, "thread-id": 0},

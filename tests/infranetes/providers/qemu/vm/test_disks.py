@@ -288,7 +288,7 @@ class QemuDisksTests(BareQemuCase, ShownDisksContract, TestCase):
     async def test_a_qemu_that_answers_nonsense_harms_nobody(self) -> None:
         shower = await self.shower()
         machine = await self.machine(shower)
-        nonsense: Any
+        nonsense: object
         for nonsense in (None, 7, "x", {}, [7, None, "x"], [{"name": 7, "node-name": [], "fds": 3}]):
             qmp = await self.monitor(shower, machine)
 
