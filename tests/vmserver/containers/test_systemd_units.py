@@ -22,8 +22,9 @@ from tests.contract.container_sessions import living
 from tests.harness.needs import needs_systemd
 from tests.support.systemd import Inside, Systemd
 from tests.vmserver.containers.test_systemd import SystemdCase
+from vmserver.containers.journal_logs import parse
 from vmserver.containers.resources import cpu_weight
-from vmserver.containers.systemd import logs, privileges, units
+from vmserver.containers.systemd import privileges, units
 from vmserver.containers.systemd.programs import CannotRun, Located, locate
 
 reactor = installed()
@@ -369,7 +370,7 @@ class TranslationTests(SynchronousTestCase):
 
     def test_cursors(self) -> None:
         place = f"s={'a' * 32};i=1f;b={'b' * 32};m=2;t=3;x=4"
-        self.assertEqual(logs.parse(f"1.7.{place}"), (7, place))
+        self.assertEqual(parse(f"1.7.{place}"), (7, place))
         for wrong in (place, f"2.7.{place}", f"1.-7.{place}", f"1.7.{place} --version", "1.7."):
             with self.assertRaises(InvalidArgument):
-                logs.parse(wrong)
+                parse(wrong)

@@ -8,17 +8,16 @@ same records.
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncGenerator, Iterator
 from itertools import islice
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
 
-from infranetes_common.errors import InvalidArgument
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver as messages
-from vmserver.containers.journal import BATCH, CURSOR, Entry, Journal
+from vmserver.containers.journal import BATCH, Entry, Journal
+from vmserver.containers.journal_logs import followed, parse
 from vmserver.containers.log_lines import packed
 
 PART_BYTES = 16 * 1024
@@ -27,22 +26,9 @@ MAX_NAME = 256  # bytes of what names the writer before each line
 ERRORS = 3  # the priority err of syslog(3); entries of this and more urgent priorities go to stderr
 SETTLE_SECONDS = 1.0  # for entries that reach the journal after the container's end
 
-_CURSOR = re.compile(rf"1\.([0-9]{{1,6}})\.({CURSOR})", re.ASCII)
 _FIELDS = ("MESSAGE", "PRIORITY", "SYSLOG_IDENTIFIER", "SYSLOG_PID", "_PID", "_COMM", "_SYSTEMD_UNIT",
            "_TRANSPORT")  # fmt: skip
 OWN_UNIT = b"vmserver.service"
-
-
-def parse(cursor: str) -> tuple[int, str]:
-    """Return how many records of an entry have been read, and the journal's cursor of the entry.
-
-    :raise InvalidArgument: not a cursor of this log."""
-    if not cursor:
-        return 0, ""
-    found = _CURSOR.fullmatch(cursor)
-    if found is None:
-        raise InvalidArgument("cursor: not a cursor of this log; begin with an empty one")
-    return int(found[1]), found[2]
 
 
 def lines(entry: Entry) -> Iterator[tuple[bytes, bool]]:
@@ -111,10 +97,9 @@ async def records(
         finished.addCallbacks(
             lambda _: timers.append(reactor.callLater(SETTLE_SECONDS, settled)), lambda failure: None
         )
-    entries = aiter(reading)
     first = bool(position)
     batch: list[messages.LogRecord] = []
-    try:
+    async with followed(reading, finished, timers) as entries:
         async for entry in entries:
             if entry is not None:
                 again = first and entry["__CURSOR"].decode() == position
@@ -132,11 +117,3 @@ async def records(
                 batch = []
             if entry is None and over:
                 return
-    finally:
-        finished.addErrback(lambda failure: None)
-        finished.cancel()
-        for timer in timers:
-            if timer.active():
-                timer.cancel()
-        await entries.aclose()
-        await reading.close()

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncGenerator
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-from infranetes_common.errors import InvalidArgument
 from infranetes_common.wire import vmserver as messages
-from vmserver.containers.journal import BATCH, CURSOR, Entry, Journal
+from vmserver.containers.journal import BATCH, Entry, Journal
+from vmserver.containers.journal_logs import followed, parse
 from vmserver.containers.log_lines import packed
 
 LAST_SECONDS = 5.0  # after the container's end, without an entry, until the marked last one is given up
@@ -19,21 +18,8 @@ SPAWN_SECONDS = 1.0
 # systemd's sd-messages.h: SD_MESSAGE_SPAWN_FAILED
 SPAWN_FAILED = "641257651c1b4ec9a8624d7a40a9e1e7"
 
-_CURSOR = re.compile(rf"1\.([0-9]{{1,18}})\.({CURSOR})", re.ASCII)
 _FIELDS = ("MESSAGE", "INFRANETES_NUMBER", "INFRANETES_TIME", "INFRANETES_STREAM", "INFRANETES_PARTIAL",
            "INFRANETES_END")  # fmt: skip
-
-
-def parse(cursor: str) -> tuple[int, str]:
-    """Return an entry's number and the journal's cursor of it.
-
-    :raise InvalidArgument: not a cursor of this log."""
-    if not cursor:
-        return 0, ""
-    found = _CURSOR.fullmatch(cursor)
-    if found is None:
-        raise InvalidArgument("cursor: not a cursor of this log; begin with an empty one")
-    return int(found[1]), found[2]
 
 
 async def records(
@@ -72,9 +58,8 @@ async def records(
 
     if waits:
         finished.addCallbacks(is_over, lambda failure: None)
-    entries = aiter(reading)
     batch: list[messages.LogRecord] = []
-    try:
+    async with followed(reading, finished, timers) as entries:
         async for entry in entries:
             for timer in timers if entry is not None else ():
                 if timer.active():
@@ -93,14 +78,6 @@ async def records(
                 ended = ended or entry is not None
                 if (ended and (over or not waits)) or expired:
                     return
-    finally:
-        finished.addErrback(lambda failure: None)
-        finished.cancel()
-        for timer in timers:
-            if timer.active():
-                timer.cancel()
-        await entries.aclose()
-        await reading.close()
 
 
 async def spawn_failure(reactor: IReactorTime, journal: Journal, unit: str, invocation: bytes) -> str:
