@@ -12,7 +12,8 @@ need be.
     at the log's path                     that file                   it
     renamed by kubelet                    nothing (reopen will come)  it, until reopen
     renamed by kubelet                    another file                it, to the end of the record that
-                                                                      is there in parts, then the other
+                                                                      is there in parts, and of a line
+                                                                      in parts, then the other
     nowhere, or shorter than it was       anything                    the file at the path
 """
 
@@ -30,12 +31,13 @@ from twisted.logger import Logger
 
 from infranetes.logs.files import Found, Gone, LogFiles
 from infranetes_common.concurrency import Notifier, backoff, start
-from infranetes_common.cri_log import notice, render, timestamp
+from infranetes_common.cri_log import last_parts, notice, render, timestamp
 from infranetes_common.reactors import IReactor
 from infranetes_common.wire import vmserver
 
 BATCH_BYTES = 256 * 1024  # the most that is held in memory: reading waits for room
 CHECKPOINT_BYTES = 1 << 20  # a checkpoint is saved after this many bytes
+LATE_BYTES = 1 << 20  # of a line in parts, that are waited for before writing continues in another file
 CHECKPOINT_SECONDS = 10.0  # or this long after the first byte that the last one does not cover
 RETRY_SECONDS = (0.1, 5.0)  # the first and the longest pause before another try to read or to write
 
@@ -101,7 +103,9 @@ class LogWriter:
         self._matched = 0  # bytes of the tail whose records were read again
         self._torn = False  # the buffer begins with the rest of a record whose beginning is in the file
         self._end = 0  # the file's size, tail included
-        self._move = False  # another file is at the path: continue there once the tail is matched
+        self._move = False  # another file is at the path: continue there after the tail, and a line in parts
+        self._latest = 0  # the size of this file at which it does not matter whether a line is in parts
+        self._open: dict[vmserver.LogRecord.Stream, bool] = {}  # whether the last line of each stream goes on
         self._buffer: list[bytes] = []  # the records to write
         self._buffered = 0
         self._lock = DeferredLock()  # one piece of work on files at a time
@@ -252,9 +256,10 @@ class LogWriter:
         self._buffered -= len(data)
         self._written = attrs.evolve(self._written, cursor=cursor, size=self._end)
         self._torn = False
+        for stream, (_, goes_on) in last_parts(data).items():
+            self._open[stream] = goes_on
         if self._move:
             await self._reopen()
-            self._move = False
         if self._saved is None or self._end - self._saved.size >= CHECKPOINT_BYTES:
             await self._checkpoint()
         elif self._timer is None:
@@ -294,14 +299,19 @@ class LogWriter:
         await self._resume()
         inode = await self._thread(self._files.at, self._path)
         if inode == self._written.inode:
+            self._move = False
             return
         file = await self._thread(self._files.current, self._path)
-        if self._tail or self._torn:
-            self._move = True
+        asked, self._move = self._move, True
+        if not asked:
+            self._latest = self._end + LATE_BYTES
+        if self._tail or self._torn or (any(self._open.values()) and self._end < self._latest):
             return
         try:
             await self._switch(file)
+            self._move = False
         except Exception:
+            self._move = asked
             if not inode:
                 await self._thread(self._path.unlink)
             raise

@@ -208,7 +208,7 @@ class LogTests(LogTestCase):
 
 class RotationTests(LogTestCase):
     def test_until_reopen_lines_go_to_the_renamed_file_then_to_a_new_one(self) -> None:
-        world = self.world(some(9))
+        world = self.world([record(number, b"line") for number in range(1, 10)])
         world.source.emit(3)
         world.rename()
         world.source.emit(3)
@@ -217,6 +217,33 @@ class RotationTests(LogTestCase):
         world.source.end()
         self.assertEqual(world.rotated[0].read_bytes(), expected(world.source.records[:6]))
         self.assertEqual(world.path.read_bytes(), expected(world.source.records[6:]))
+        self.assert_exact(world)
+
+    def test_a_line_in_parts_ends_in_the_file_in_which_it_has_begun(self) -> None:
+        """Whoever joins the parts does so within one file."""
+        parts = [record(number, b"x" * 20, partial=number < 4) for number in range(1, 5)]
+        other = record(5, b"other", stream=1)
+        for together in (0, 2):
+            world = self.world([record(0, b"a"), *parts, other, record(6, b"b")])
+            world.source.text = together
+            world.source.emit(3)
+            world.rename()
+            world.reopen()
+            self.assertEqual(world.path.read_bytes(), b"")
+            world.source.emit(2)
+            world.source.end()
+            self.assertEqual(world.rotated[0].read_bytes(), expected(world.source.records[:5]))
+            self.assert_exact(world)
+
+    def test_a_line_without_an_end_does_not_keep_the_old_file_for_ever(self) -> None:
+        self.patch(module, "LATE_BYTES", 500)
+        world = self.world([record(number, b"x" * 20, partial=True) for number in range(1, 41)])
+        world.source.emit(3)
+        world.rename()
+        world.reopen()
+        world.source.end()
+        self.assertLess(world.rotated[0].stat().st_size, 1000)
+        self.assertGreater(world.path.stat().st_size, 500)
         self.assert_exact(world)
 
     def test_reopen_without_rename_changes_nothing(self) -> None:
