@@ -56,6 +56,19 @@ class FrameTests(SynchronousTestCase):
         self.assertIs(SLEEPING.heard(solicitation(SIXTH)), Call.CALL)
         self.assertIsNone(SLEEPING.heard(solicitation(SIXTH[:-1] + b"\x03")))
 
+    def test_another_packet_that_looks_like_one_calls_nobody(self) -> None:
+        whole = solicitation(SIXTH)
+        tcp = whole[:20] + b"\x06" + whole[21:]
+        advertisement = whole[:54] + b"\x88" + whole[55:]
+        for frame in (tcp, advertisement):
+            self.assertIsNone(SLEEPING.heard(frame))
+
+    def test_the_hardware_address_of_one_that_asks_is_answered_also_if_it_asks_from_another(self) -> None:
+        frame = b"\xff" * 6 + b"\x02" * 6 + arp(OURS)[12:]
+        answer = SLEEPING.heard(frame)
+        assert isinstance(answer, bytes)
+        self.assertEqual((answer[:6], answer[32:38]), (b"\x02" * 6, OTHER))
+
     def test_whatever_comes_is_no_error(self) -> None:
         for length in range(100):
             SLEEPING.heard(os.urandom(length))

@@ -6,17 +6,50 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
+import attrs
 from twisted.internet.interfaces import IReadDescriptor
 from twisted.trial.unittest import TestCase
 
+from infranetes.providers.qemu.program.open_files import OpenFiles
 from infranetes.providers.qemu.sleep.doorbell import Doorbell
 from infranetes.providers.qemu.sleep.frames import Sleeping
+from infranetes.providers.qemu.sleep.record import Stage
 from infranetes.providers.qemu.sleep.slumber import Slumber
 from infranetes_common.reactors import installed
+from tests.infranetes.providers.qemu.sleep.test_record import RECORD
 
 reactor = installed()
+
+
+def slumber(stage: Stage, **more: Any) -> Slumber:
+    return Slumber(attrs.evolve(RECORD, stage=stage), **more)
+
+
+class StageTests(TestCase):
+    def test_only_between_being_saved_and_going_on_it_is_asleep(self) -> None:
+        asleep = {stage for stage in Stage if slumber(stage).asleep}
+        self.assertEqual(asleep, {Stage.ASLEEP})
+
+    def test_its_volumes_are_known_by_their_serials(self) -> None:
+        self.assertEqual(slumber(Stage.ASLEEP).serials, {"serial"})
+
+
+class HeldTests(TestCase):
+    async def test_the_files_that_its_next_process_would_inherit_are_closed_once(self) -> None:
+        held = OpenFiles()
+        held.open(5, Path("/dev/null"))
+        [descriptor] = held.by_number().values()
+        its = slumber(Stage.ASLEEP, held=held)
+        await its.close(reactor)
+        self.assertRaises(OSError, os.fstat, descriptor)
+        other = os.open("/dev/null", os.O_RDONLY)  # which gets the same number
+        await its.close(reactor)
+        os.close(other)
+        self.assertIsNone(its.held)
 
 
 class CloseTests(TestCase):
