@@ -142,7 +142,7 @@ def remove_network(state_dir: Path) -> None:
     kinds = ("", "_firewalls", "_shares", "_fragments")
     tables = {f"infranetes_{link}{kind}" for link in links for kind in kinds} | {probes_table(state_dir)}
     for link in links:  # before the tables, which protect them
-        attempt(partial(_said, "ip", "link", "delete", "dev", link))
+        attempt(partial(_output, "ip", "link", "delete", "dev", link))
     for family, name in attempt(_tables) or []:
         if (family, name) == ("ip", table_name(state_dir)):
             attempt(partial(_end_host_ports, name))
@@ -150,7 +150,7 @@ def remove_network(state_dir: Path) -> None:
             FAMILY,
             agents_table(state_dir),
         ):
-            attempt(partial(_said, "nft", "delete", "table", family, name))
+            attempt(partial(_output, "nft", "delete", "table", family, name))
     if troubles:
         raise Unavailable("; ".join(troubles))
 
@@ -162,7 +162,7 @@ def _end_host_ports(name: str) -> None:
     it can't be set back.
 
     :raise Unavailable: it can't be set back."""
-    localnet = localnet_of(_said("nft", "-j", "list", "table", "ip", name))
+    localnet = localnet_of(_output("nft", "-j", "list", "table", "ip", name))
     troubles = []
     for interface in (each for each, ours in localnet.items() if ours):
         try:
@@ -171,13 +171,13 @@ def _end_host_ports(name: str) -> None:
             troubles.append(f"route_localnet of {interface} can't be set back to 0: {error.strerror}")
     left = {interface: ours for interface, ours in localnet.items() if is_open(interface)}
     if left:
-        _said("nft", "-f", "-", stdin=script(name, {}, Routes(), left).encode())
+        _output("nft", "-f", "-", stdin=script(name, {}, Routes(), left).encode())
         _say(
             f"the nftables table ip {name} stays: it keeps other machines from what listens on 127.0.0.1, "
             f"because route_localnet is 1 for {', '.join(sorted(left))}"
         )
     else:
-        _said("nft", "delete", "table", "ip", name)
+        _output("nft", "delete", "table", "ip", name)
     if troubles:
         raise Unavailable("; ".join(troubles))
 
@@ -188,7 +188,7 @@ def _unused_links() -> list[str]:
         return []
     until = time.monotonic() + _PORT_SECONDS
     while True:
-        found = json.loads(_said("ip", "-j", "link"))
+        found = json.loads(_output("ip", "-j", "link"))
         ours = [link["ifname"] for link in found if link.get("address") in _MACS]
         used = {link["master"] for link in found if "master" in link}
         if used.isdisjoint(ours) or time.monotonic() > until:
@@ -200,11 +200,11 @@ def _tables() -> list[tuple[str, str]]:
     """Return the family and the name of each nftables table."""
     if shutil.which("nft") is None:
         return []
-    listed = json.loads(_said("nft", "-j", "list", "tables"))["nftables"]
+    listed = json.loads(_output("nft", "-j", "list", "tables"))["nftables"]
     return [(entry["table"]["family"], entry["table"]["name"]) for entry in listed if "table" in entry]
 
 
-def _said(*command: str, stdin: bytes = b"") -> bytes:
+def _output(*command: str, stdin: bytes = b"") -> bytes:
     """Run a program, and return its standard output.
 
     :raise InfranetesError: it fails, or has not ended after `_COMMAND_SECONDS`."""

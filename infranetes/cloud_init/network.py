@@ -30,7 +30,7 @@ def version_2(network: Network, config: NetworkConfig, resolvers: Resolvers) -> 
         card["mtu"] = network.mtu
     if addresses:
         card["addresses"] = addresses
-    said = _said(routes, addresses)
+    said = _renderable(routes, addresses)
     for route in said:
         if route.to == "::/0":
             # As a route, cloud-init makes ::/64 of it for ifupdown and ifcfg.
@@ -78,7 +78,7 @@ def _default(network: Network) -> list[Route]:
     return [Route("0.0.0.0/0", network.gateway)] if network.gateway else []
 
 
-def _said(routes: Sequence[Route], addresses: Sequence[str]) -> list[Route]:
+def _renderable(routes: Sequence[Route], addresses: Sequence[str]) -> list[Route]:
     """Return the routes in the words that every renderer of cloud-init's has.
 
     The kernel has an address's subnet by itself. A route to nothing but a router becomes a word at the routes

@@ -69,7 +69,7 @@ def check_file(path: str, make: Make = made_of_keys, elsewhere: bool = False) ->
                 make(whole, sources.main)
             found.faults = [fault for fault in found.faults if fault.key not in away]
         told = {fault.key for fault in found.faults}
-        said = [each for each in (_away if elsewhere else _said)(whole, document) if each.key not in told]
+        said = [each for each in (_away if elsewhere else _findings)(whole, document) if each.key not in told]
         found.faults += _of(said, Verdict.WRONG, sources)
     order = {file: number for number, file in enumerate(sources.files)}
 
@@ -95,7 +95,7 @@ def _away(whole: Config, document: Document) -> Iterator[Finding]:
     yield from (unseen("it is on the machine that the file is for", key) for key in keys)
 
 
-def _said(whole: Config, document: Document) -> Iterator[Finding]:
+def _findings(whole: Config, document: Document) -> Iterator[Finding]:
     """Yield what is said of all that the files name outside of them."""
     places = document.sources.places.keys()
     yield from looked_at(whole, places)

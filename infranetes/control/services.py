@@ -136,7 +136,7 @@ class ServiceCalls(ControlServiceRpcs):
                 max_flows=answer.max_flows,
             )
         )
-        return _said(answer.verdict) if answer.HasField("verdict") else None
+        return _shown_verdict(answer.verdict) if answer.HasField("verdict") else None
 
 
 def _vm(sandbox: Sandbox) -> control.VmServices:
@@ -200,7 +200,7 @@ def _verdict(verdict: Verdict) -> control.ServiceVerdict:
     )
 
 
-def _said(verdict: vmserver.ServiceVerdict) -> control.ServiceVerdict:
+def _shown_verdict(verdict: vmserver.ServiceVerdict) -> control.ServiceVerdict:
     """Return what a VM reports of an address, which may be anything."""
     outcomes = vmserver.ServiceVerdict.Outcome
     known = verdict.outcome in outcomes.values()

@@ -94,16 +94,18 @@ def needs(pod: Fields) -> Needs:
 def _need(spec: Fields, resource: str, parsed: Callable[[str], int]) -> int:
     sidecars = largest = 0
     for container in spec.items("initContainers"):
-        its = max(_said(container, resource, parsed))
+        its = max(_request_and_limit(container, resource, parsed))
         largest = max(largest, sidecars + its)
         if container.text("restartPolicy") == "Always":
             sidecars += its
-    containers = sum(max(_said(container, resource, parsed)) for container in spec.items("containers"))
-    request, limit = _said(spec, resource, parsed)
+    containers = sum(
+        max(_request_and_limit(container, resource, parsed)) for container in spec.items("containers")
+    )
+    request, limit = _request_and_limit(spec, resource, parsed)
     return limit or max(request, largest, sidecars + containers)
 
 
-def _said(whose: Fields, resource: str, parsed: Callable[[str], int]) -> tuple[int, int]:
+def _request_and_limit(whose: Fields, resource: str, parsed: Callable[[str], int]) -> tuple[int, int]:
     """Return the request and the limit of a container or a pod; 0: none."""
     resources = whose.fields("resources")
     request, limit = (_quantity(resources.fields(each), resource, parsed) for each in ("requests", "limits"))

@@ -129,7 +129,7 @@ class ExportingTracer:
 
     def call(self, name: str, parent: TraceContext | None, attributes: Attributes) -> Span | None:
         """See `Tracer.call`."""
-        caller = trace.NonRecordingSpan(_told(parent)) if parent is not None else None
+        caller = trace.NonRecordingSpan(_span_context(parent)) if parent is not None else None
         return _begun(self._tracer, caller, name, Kind.SERVER, attributes)
 
     async def stop(self) -> None:
@@ -152,7 +152,7 @@ def exporting_tracer(
     return ExportingTracer(reactor, exporter, config.sampling_ratio, node, config.endpoint)
 
 
-def _told(parent: TraceContext) -> trace.SpanContext:
+def _span_context(parent: TraceContext) -> trace.SpanContext:
     flags = trace.TraceFlags(trace.TraceFlags.SAMPLED if parent.sampled else trace.TraceFlags.DEFAULT)
     state = trace.TraceState.from_header([parent.state]) if parent.state else None
     return trace.SpanContext(int(parent.trace_id, 16), int(parent.span_id, 16), True, flags, state)

@@ -125,7 +125,7 @@ class PodVolumes(PodFeature):
                 continue
             with _named(describe_device(index, device)):
                 [found] = await self._find([device.host_path])
-                if (volume := _told(found)) is None:
+                if (volume := _or_raise(found)) is None:
                     raise FailedPrecondition(
                         "it is no volume of Infranetes, and nothing else can be the root of a VM: take a "
                         "PersistentVolumeClaim of volumeMode: Block"
@@ -175,14 +175,14 @@ class PodVolumes(PodFeature):
         volumes = iter(found)
         for index, mount in enumerate(changed.mounts):
             with _named(mounts.describe(index, mount)):
-                if (volume := _told(next(volumes))) is not None:
+                if (volume := _or_raise(next(volumes))) is not None:
                     check_mount(mount, volume)
                     mount.host_path = await self._ensure_in_vm(container.sandbox, volume)
                     mount.readonly = mount.readonly or volume.read_only
         roots = []
         for index, device in enumerate(changed.devices):
             with _named(describe_device(index, device)):
-                volume = _told(next(volumes)) or await self._lent.volume_at(device.host_path, provider)
+                volume = _or_raise(next(volumes)) or await self._lent.volume_at(device.host_path, provider)
                 if volume is None:
                     continue  # the device is the VM's own
                 check_device(changed, volume)
@@ -495,7 +495,7 @@ def _named(what: str) -> Iterator[None]:
         raise type(error)(f"{what}: {error}") from None
 
 
-def _told(found: PublishedVolume | InfranetesError | None) -> PublishedVolume | None:
+def _or_raise(found: PublishedVolume | InfranetesError | None) -> PublishedVolume | None:
     if isinstance(found, InfranetesError):
         raise found
     return found

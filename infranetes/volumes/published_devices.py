@@ -85,7 +85,7 @@ def read(path: str) -> PublishedVolume | None:
         if not is_loop_device(os.stat(path)):
             return None
         with open_loop_device(path) as device:
-            found = _told_by(device)
+            found = _described_by(device)
         return found.volume if found is not None else None
     except FileNotFoundError:
         return None
@@ -164,7 +164,7 @@ def _is_published(target: str, path: bytes, volume: PublishedVolume, table: Moun
         about = os.stat(path)
         if is_loop_device(about):
             with open_loop_device(os.fsdecode(path)) as device:
-                there = _told_by(device)
+                there = _described_by(device)
                 if there is not None and there.target == os.fsdecode(path):
                     check_same(target, there.volume, volume)
                     device.keep()
@@ -194,7 +194,7 @@ def _make(path: bytes, volume: PublishedVolume) -> None:
         device.keep()
 
 
-def _told_by(device: LoopDevice) -> PublishedDevice | None:
+def _described_by(device: LoopDevice) -> PublishedDevice | None:
     """Read the volume's description from a loop device; None: the device is not ours.
 
     :raise FailedPrecondition: the description can't be understood."""
@@ -217,7 +217,7 @@ def _all() -> Iterator[tuple[str, PublishedDevice]]:
     """Return all of the node's published raw volumes, by the paths of their loop devices."""
     for path in loop_devices_of(BACKING_FILE):
         with contextlib.suppress(FileNotFoundError, FailedPrecondition), open_loop_device(path) as device:
-            if (found := _told_by(device)) is not None:
+            if (found := _described_by(device)) is not None:
                 yield path, found
 
 
@@ -225,7 +225,7 @@ def _end(which: Callable[[PublishedDevice, str], bool]) -> None:
     """End the loop devices of the volumes that `which` selects, given each volume and its device's path."""
     for path in [path for path, one in _all() if which(one, path)]:
         with contextlib.suppress(FileNotFoundError), open_loop_device(path) as device:
-            found = _told_by(device)  # while open, the device can't be ended and reused
+            found = _described_by(device)  # while open, the device can't be ended and reused
             if found is not None and which(found, path):
                 device.end()
 
@@ -236,7 +236,7 @@ def _end_unreadable(path: bytes) -> None:
         if is_loop_device(os.stat(path)):
             with open_loop_device(os.fsdecode(path)) as device:
                 try:
-                    _told_by(device)
+                    _described_by(device)
                 except FailedPrecondition:
                     device.end()
 

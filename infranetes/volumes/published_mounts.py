@@ -37,7 +37,7 @@ class PublishedMounts:
             return [None] * len(paths)
         looks = {path: self._look(path) for path in dict.fromkeys(paths) if path}
         found = dict(zip(looks, await settled(looks.values()), strict=True))
-        return [_told(found.get(path)) for path in paths]
+        return [_volume_or_error(found.get(path)) for path in paths]
 
     async def find_for_pod(self, uid: str) -> list[PublishedVolume]:
         """Return the volumes published for the pod with this UID, ordered by volume id.
@@ -88,7 +88,7 @@ def _thd_block_device(path: str) -> str:
         raise FailedPrecondition(f"{path} can't be looked at: {error.strerror}") from None
 
 
-def _told(outcome: PublishedVolume | Failure | None) -> PublishedVolume | InfranetesError | None:
+def _volume_or_error(outcome: PublishedVolume | Failure | None) -> PublishedVolume | InfranetesError | None:
     if not isinstance(outcome, Failure):
         return outcome
     if isinstance(outcome.value, InfranetesError):

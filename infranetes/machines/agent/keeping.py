@@ -31,7 +31,7 @@ class KeepClient(AgentCalls):
     ) -> list[str]:
         request = vmserver.HoldRequest(volumes=sorted(volumes), keep_secrets=keep_secrets, seconds=seconds)
         for id, hook in hooks.items():
-            request.hooks[id].CopyFrom(_said(hook))
+            request.hooks[id].CopyFrom(_to_wire(hook))
         answer = await self._call(self._stub.Hold(request, timeout=seconds + _MARGIN_SECONDS))
         held = checks.checked_held(answer)
         if volumes and not keep_secrets:
@@ -59,7 +59,7 @@ class KeepClient(AgentCalls):
                     old_id=container.old_id,
                     new_id=container.new_id,
                     config=container.config,
-                    hook=None if container.hook is None else _said(container.hook),
+                    hook=None if container.hook is None else _to_wire(container.hook),
                 )
                 for container in containers
             ],
@@ -89,5 +89,5 @@ async def _zeros() -> AsyncIterator[vmserver.PutVolumeRequest]:
         yield vmserver.PutVolumeRequest(change=vmserver.VolumeChange(data=bytes(CHUNK_BYTES)))
 
 
-def _said(hook: Hook) -> vmserver.Hook:
+def _to_wire(hook: Hook) -> vmserver.Hook:
     return vmserver.Hook(command=hook.command, signal=hook.signal, seconds=hook.seconds)

@@ -17,11 +17,11 @@ class SizeClient(AgentCalls):
     """The part of AgentClient for the VM's size."""
 
     async def release_memory(self, ranges: Sequence[MemoryRange], seconds: float) -> None:
-        request = vmserver.ReleaseMemoryRequest(ranges=_said(ranges), seconds=seconds)
+        request = vmserver.ReleaseMemoryRequest(ranges=_to_wire(ranges), seconds=seconds)
         await self._call(self._stub.ReleaseMemory(request, timeout=seconds + _MARGIN_SECONDS))
 
     async def restore_memory(self, ranges: Sequence[MemoryRange]) -> None:
-        request = vmserver.RestoreMemoryRequest(ranges=_said(ranges))
+        request = vmserver.RestoreMemoryRequest(ranges=_to_wire(ranges))
         await self._call(self._stub.RestoreMemory(request, timeout=_RESTORE_SECONDS))
 
     async def use_processors(self, count: int) -> None:
@@ -29,5 +29,5 @@ class SizeClient(AgentCalls):
         await self._call(self._stub.UseProcessors(request, timeout=_RESTORE_SECONDS))
 
 
-def _said(ranges: Sequence[MemoryRange]) -> list[vmserver.MemoryRange]:
+def _to_wire(ranges: Sequence[MemoryRange]) -> list[vmserver.MemoryRange]:
     return [vmserver.MemoryRange(address=piece.address, size=piece.size) for piece in ranges]

@@ -121,7 +121,7 @@ class ConsoleReader:
     async def wait(self, seconds: float | None) -> bool:
         """Wait for more, or for the guest's end. Return whether that came in time; None: however long."""
         changed = self._changed.wait()
-        unwatch = self._hypervisor.watch(self._told)
+        unwatch = self._hypervisor.watch(self._status_changed)
         more = self._console.changed()
         more.addCallbacks(lambda _: self._changed.notify(), lambda _: None)
         try:
@@ -144,7 +144,7 @@ class ConsoleReader:
             changed.cancel()
         return True
 
-    def _told(self, status: GuestStatus) -> None:
+    def _status_changed(self, status: GuestStatus) -> None:
         self._changed.notify()
 
 

@@ -36,7 +36,7 @@ def shape_of_container(config: cri.ContainerConfig, image_id: str) -> Shape:
     context.namespace_options.target_id = ""  # of the one pod
     return {
         "image": _digest([image_id]),
-        **{name: _digest(_said(getattr(config, name))) for name in _FIELDS},
+        **{name: _digest(_parts(getattr(config, name))) for name in _FIELDS},
         "mounts": _digest(sorted(map(_place, config.mounts))),
         "security_context": _digest([_bytes(context)]),
     }
@@ -81,7 +81,7 @@ def _place(mount: cri.Mount) -> str:
     return repr(fields)
 
 
-def _said(value: str | bool | Iterable[str | Message]) -> list[str | bytes]:
+def _parts(value: str | bool | Iterable[str | Message]) -> list[str | bytes]:
     if isinstance(value, str | bool):
         return [str(value)]
     return [each if isinstance(each, str) else _bytes(each) for each in value]

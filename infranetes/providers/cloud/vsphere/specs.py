@@ -78,7 +78,7 @@ def clone(
         NAME: name,
         CREATED: f"{created_at:.3f}",
         DISK_UUIDS: "TRUE",
-        **_told(name, request, pod_network),
+        **_extra_config(name, request, pod_network),
     }
     changes = [_card(template.card, network, pod_network.mac if pod_network is not None else "")]
     if pod_network is not None:
@@ -106,7 +106,7 @@ def clone(
     )
 
 
-def _told(name: str, request: LaunchRequest, pod_network: Network | None) -> Mapping[str, str]:
+def _extra_config(name: str, request: LaunchRequest, pod_network: Network | None) -> Mapping[str, str]:
     """Return the entries of extraConfig that the agent reads, or in its absence cloud-init."""
     if request.agentless:
         return guest_info.options(name, request.identity, pod_network)

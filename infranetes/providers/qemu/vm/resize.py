@@ -101,7 +101,7 @@ class Resizer:
                 has = await _let_rest(vm, guest, has, hotplug)
         if has.cpus > hotplug.cpus and vm.record.cgroup_parent:
             has = attrs.evolve(has, cpus=hotplug.cpus)  # the pod's control group limits it
-        return _told(size, own, hotplug, has, self._settings)
+        return _size_for_pod(size, own, hotplug, has, self._settings)
 
     def unchanged(self, vm: Vm) -> AbstractAsyncContextManager[None]:
         """Change no memory and processors of a VM during the block; calls wait for its end."""
@@ -165,12 +165,14 @@ async def _let_rest(vm: Vm, guest: IGuest, has: Hotplug, hotplug: Hotplug) -> Ho
     return attrs.evolve(has, cpus=min(has.cpus, hotplug.cpus))
 
 
-def _told(size: Size, own: CommandLine, wanted: Hotplug, has: Hotplug, settings: QemuSettings) -> Size:
+def _size_for_pod(
+    size: Size, own: CommandLine, hotplug: Hotplug, has: Hotplug, settings: QemuSettings
+) -> Size:
     """Return the size that the VM has for its pod."""
     cpu_millis, memory = size.cpu_millis, size.memory_bytes
-    if cpu_millis and (has.cpus != wanted.cpus or (has.cpus + 1) * 1000 < cpu_millis):
+    if cpu_millis and (has.cpus != hotplug.cpus or (has.cpus + 1) * 1000 < cpu_millis):
         cpu_millis = (has.cpus + 1) * 1000
-    if memory and has.memory_mib != wanted.memory_mib:
+    if memory and has.memory_mib != hotplug.memory_mib:
         memory = memory_for_pod(own, has, size, settings)
     return attrs.evolve(size, cpu_millis=cpu_millis, memory_bytes=memory)
 
