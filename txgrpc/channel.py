@@ -140,6 +140,11 @@ class Channel:
         self._closing.append(closing)
         return closing
 
+    def reconnect(self) -> None:
+        """Have the next call make a new connection. Those in progress fail as if theirs was lost."""
+        for connection in list(self._live):
+            connection.abort("the connection is made anew")
+
     # Calls
 
     def headers_for(self, path: str) -> Headers:

@@ -12,6 +12,7 @@ import attrs
 from attrs import Attribute
 from attrs.validators import ge, gt, in_, instance_of
 
+from infranetes.attestation.config import AttestationConfig
 from infranetes.csi.config import CsiConfig
 from infranetes.delegate.config import DelegateConfig
 from infranetes.images.config import ImagesConfig
@@ -186,6 +187,7 @@ class Config:
     csi: CsiConfig = attrs.field(factory=CsiConfig)
     metrics: MetricsConfig = attrs.field(factory=MetricsConfig)
     tracing: TracingConfig = attrs.field(factory=TracingConfig)
+    attestation: AttestationConfig = attrs.field(factory=AttestationConfig)
 
     @property
     def offered_handlers(self) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ from infranetes.firewalls.agent_ports import AgentPorts
 from infranetes.firewalls.agent_ports import table_name as agents_table
 from infranetes.hostports.hostports import HostPorts, table_name
 from infranetes.hostports.table import HostPortTable
-from infranetes.identity.authority import Authority
+from infranetes.identity.authority import Authority, KnownKey
 from infranetes.identity.guest_keys import GuestSecrets
 from infranetes.identity.node_addresses import sources
 from infranetes.images.catalogues import CatalogueSet
@@ -68,12 +68,14 @@ from infranetes.kubernetes.pod_events import PodEvents
 from infranetes.kubernetes.pod_needs import ApiServerNeeds
 from infranetes.machines.agent.client import connector
 from infranetes.machines.agent.container_watch import WatchTimes
-from infranetes.machines.agentless.memory import GuestMemory
+from infranetes.machines.agentless.configuration import PodFacts
 from infranetes.machines.context import NodeNames
+from infranetes.machines.sandbox_memory import SandboxMemory
 from infranetes.machines.sleeping import SleepGate
 from infranetes.monitoring.gauges import ShownNode
 from infranetes.pods.containers.lifelog import log_container_events
 from infranetes.pods.features.agent_ports import AgentPortRules
+from infranetes.pods.features.attestation import Attestation, Judge, Vouched
 from infranetes.pods.features.distinct_addresses import DistinctAddresses
 from infranetes.pods.features.guest_addresses import GuestAddresses
 from infranetes.pods.features.guests import Guests
@@ -214,7 +216,7 @@ class Daemon(OrderedServices):
             inventory,
             features.address_released,
             authority,
-            connector(reactor, authority, lambda id: self._node.known_key(id), self._gate),
+            connector(reactor, authority, self._known_key, self._gate),
             NodeNames(config.cluster, config.node),
             times(config),
             Event(),
@@ -243,6 +245,9 @@ class Daemon(OrderedServices):
             apparmor_dir=config.apparmor_dir,
             parallel=config.parallel_agents,
         )
+
+    def _known_key(self, sandbox_id: str) -> KnownKey:
+        return KnownKey(self._node.known_key(sandbox_id), self._attestation.key(sandbox_id))
 
     def _make_node_provider(self, shared: SharedParts, provider: IPodProvider) -> NodeProvider:
         in_vpc = IInVpc.providedBy(provider)
@@ -278,10 +283,13 @@ class Daemon(OrderedServices):
         self._sleep = PodSleep(
             reactor, inventory, providers, self._gate, self._keeper.is_held, probes, node.stopping
         )
+        vouched = SandboxMemory(reactor, config.state_dir / "attested", Vouched)
+        self._attestation = Attestation(reactor, handlers.of, vouched, self._make_judge())
         clones = Clones(reactor, config.state_dir / "kept" / "pods")
         host_ports = HostPorts(HostPortTable(reactor, table_name(config.state_dir)))
         return (
             PodStarts(reactor, providers, inventory),
+            self._attestation,
             shadows,
             DistinctAddresses(inventory),
             self._guests,
@@ -306,6 +314,14 @@ class Daemon(OrderedServices):
             PodEventReports(self._pod_events, handlers.of) if self._pod_events is not None else None,
         )
 
+    def _make_judge(self) -> Judge | None:
+        """Make what has reports on confidential VMs judged; None: nobody judges them."""
+        if not self._config.attestation.url:
+            return None
+        from infranetes.attestation.verifier import Verifier  # late: with it come HTTP and TLS of treq
+
+        return Verifier(self._reactor, self._config.attestation)
+
     def _make_guests(self, inventory: Inventory) -> Guests | None:
         """Make what takes the place of agents in VMs without one; None: there are no such VMs.
 
@@ -320,7 +336,7 @@ class Daemon(OrderedServices):
         from infranetes.daemon.guests import NodeGuests  # imports the reactor, which is chosen by now
 
         state_dir = self._config.state_dir
-        memory = GuestMemory(self._reactor, state_dir / "guests")
+        memory = SandboxMemory(self._reactor, state_dir / "guests", PodFacts)
         server = self._api_server
         objects = ApiServerObjects(self._reactor, server) if server is not None else None
         makers = NodeGuests(self._reactor, GuestSecrets(state_dir), objects)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
@@ -45,6 +46,7 @@ from infranetes.identity.certificates import (
     moment,
     not_after,
     signed,
+    signed_at,
     vm_name,
 )
 from infranetes_common.concurrency import sync_directory
@@ -56,6 +58,32 @@ NODE_RENEWAL_SECONDS = 86400  # credentials are replaced once they have less tha
 
 _EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED of <openssl/x509_vfy.h>
 _KEY = re.compile(rb"-----BEGIN (EC )?PRIVATE KEY-----")
+
+
+@attrs.frozen
+class VouchedKey:
+    """The key for which a VM's processor has vouched.
+
+    Whoever could read the VM's first key may have had others certified before that. What is certified later
+    is the VM's own.
+
+    :ivar id: its `key_id`. :ivar at: when it was vouched for, seconds since 1970 UTC."""
+
+    id: str
+    at: float
+
+
+@attrs.frozen
+class KnownKey:
+    """What is known of a VM's keys.
+
+    :ivar id: the `key_id` of the last certificate that it was given, which is accepted also when it has
+        expired: no daemon may have run to replace it; "": it is not known.
+    :ivar vouched: None: the VM's processor has vouched for none; otherwise certificates that were signed
+        before it did are refused, but for that key's own."""
+
+    id: str = ""
+    vouched: VouchedKey | None = None
 
 
 class Authority:
@@ -141,15 +169,14 @@ class Authority:
         return self._sign(sandbox_id, names, ExtendedKeyUsageOID.SERVER_AUTH, lifetime, key)
 
     def client_options(
-        self, sandbox_id: str, known_key: Callable[[], str] = lambda: ""
+        self, sandbox_id: str, known_key: Callable[[], KnownKey] = KnownKey
     ) -> IOpenSSLClientConnectionCreator:
         """Return what makes TLS connections to that sandbox's agent and to no other.
 
         They trust this CA alone, present the node's certificate, and fail unless the agent's certificate
         names the sandbox. The result may be used for any number of connections, at any time.
 
-        :param known_key: gives the `key_id` of the last certificate that this VM was given. That
-            certificate is accepted also when it has expired: no daemon may have run to replace it.
+        :param known_key: gives the key of the last certificate that this VM was given.
         :raise InvalidArgument: the id can't be a DNS label.
         """
         return _ClientCreator(self, vm_name(sandbox_id), known_key)
@@ -281,7 +308,7 @@ class Authority:
 class _ClientCreator:
     """Makes connections to the VM with one name, all of the authority's context."""
 
-    def __init__(self, authority: Authority, name: str, known_key: Callable[[], str]) -> None:
+    def __init__(self, authority: Authority, name: str, known_key: Callable[[], KnownKey]) -> None:
         self._authority = authority
         self._name = name
         self._known_key = known_key
@@ -306,13 +333,22 @@ class _ClientCreator:
             names = certificate.to_cryptography().extensions.get_extension_for_class(
                 x509.SubjectAlternativeName
             )
-            return bool(names.value.get_values_for_type(x509.DNSName) == [self._name])
+            if names.value.get_values_for_type(x509.DNSName) != [self._name]:
+                return False
+            return self._is_vouched_for(certificate.to_cryptography())
         except Exception:  # whatever is wrong with the certificate, the handshake ends here
             return False
 
+    def _is_vouched_for(self, certificate: x509.Certificate) -> bool:
+        """Return whether the VM's processor has vouched for a certificate's key, or need not."""
+        vouched = self._known_key().vouched
+        if vouched is None:
+            return True
+        return key_id(certificate.public_key()) == vouched.id or signed_at(certificate) > vouched.at
+
     def _is_known(self, certificate: crypto.X509) -> bool:
         try:
-            known = self._known_key()
+            known = self._known_key().id
             return bool(known) and key_id(certificate.to_cryptography().public_key()) == known
         except Exception:
             return False

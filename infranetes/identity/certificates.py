@@ -119,6 +119,15 @@ def moment(seconds: float) -> datetime.datetime:
     return datetime.datetime.fromtimestamp(int(seconds), datetime.UTC)
 
 
+def signed_at(certificate: x509.Certificate) -> float:
+    """Return when a certificate of `builder` was made, whole seconds since 1970 UTC."""
+    try:
+        begin = certificate.not_valid_before_utc
+    except AttributeError:  # cryptography before 42
+        begin = certificate.not_valid_before.replace(tzinfo=datetime.UTC)
+    return begin.timestamp() + BACKDATE_SECONDS
+
+
 def not_after(certificate: x509.Certificate) -> datetime.datetime:
     """Return when a certificate expires."""
     try:

@@ -50,6 +50,16 @@ class IVmAgent(Interface):
     async def rekey(certificate: str, within: float = CALL_SECONDS) -> None:
         """Use the certificate (PEM) for the new key, for all connections from then on."""
 
+    async def attest(nonce: bytes) -> vmserver.AttestResponse:
+        """Have the VM's processor report on it, and on the key of its agent's certificate.
+
+        :param nonce: 32 to 64 bytes that were never sent before.
+        :raise FailedPrecondition: the VM is not confidential, or its kernel makes no reports.
+        :raise NotOffered: the VM is not a pod's alone, or its agent lacks the call."""
+
+    def reconnect() -> None:
+        """Have the next call make a new connection. Those in progress fail with Unavailable."""
+
     async def configure(
         config: cri.PodSandboxConfig, node_dns: cri.DNSConfig, contprovider: str = ""
     ) -> None:

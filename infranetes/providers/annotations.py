@@ -376,6 +376,16 @@ def wants_service_proxy(annotations: Mapping[str, str]) -> bool:
     return all(boolean(annotations[name].strip()) for name in names if name in annotations)
 
 
+def confidential(annotations: Mapping[str, str]) -> Confidential | None:
+    """Return how a pod's VM is to be confidential; None: not at all. :raise InvalidArgument: malformed."""
+    name = PREFIX + CONFIDENTIAL.name
+    if name not in annotations:
+        return None
+    value = CONFIDENTIAL.value(name, annotations[name])
+    assert isinstance(value, Confidential)
+    return value
+
+
 def wants_spot(annotations: Mapping[str, str]) -> bool:
     """Return whether a pod with these annotations, which `read` accepts, asks for a spot instance."""
     return boolean(annotations.get(PREFIX + "spot", "false").strip())

@@ -1,44 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table ``[tracing]``, and the file of headers that are sent to the collector."""
+"""The table ``[tracing]``."""
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import attrs
-from attrs import Attribute
 from attrs.validators import ge, le
 
 from infranetes_common import config_outside as outside
-from infranetes_common.errors import ConfigError
+from infranetes_common import http_headers
+from infranetes_common.http_headers import is_absolute, is_url
 
-MAX_HEADERS_BYTES = 64 * 1024
-
-_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}")
-_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
-
-
-def _is_endpoint(instance: object, attribute: Attribute[str], value: str) -> None:
-    if not value:
-        return
-    try:
-        url = urlsplit(value)
-        known = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:
-        known = False
-    if not known or not value.isascii() or not value.isprintable() or " " in value:
-        raise ValueError("a URL such as http://127.0.0.1:4318/v1/traces is needed")
-    if url.username is not None or url.password is not None:
-        raise ValueError("a URL without user and password is needed: put credentials into headers_file")
-
-
-def _is_absolute(instance: object, attribute: Attribute[str], value: str) -> None:
-    if value and not os.path.isabs(value):
-        raise ValueError(f"{value[:200]!r} is not an absolute path")
+_HEADERS_FILE = "tracing.headers_file"
 
 
 @attrs.frozen
@@ -47,44 +21,19 @@ class TracingConfig:
 
     # The URL at which a collector takes OTLP over HTTP. Empty: nothing is recorded.
     endpoint: str = attrs.field(
-        default="", validator=_is_endpoint, metadata=outside.names(outside.never("no collector was asked"))
+        default="", validator=is_url, metadata=outside.names(outside.never("no collector was asked"))
     )
     # The share of calls that is recorded, among those whose caller does not decide it.
     sampling_ratio: float = attrs.field(default=0.0, validator=[ge(0.0), le(1.0)])
     headers_file: str = attrs.field(  # sent with each request; mode 0600
-        default="", validator=_is_absolute, metadata=outside.names(lambda path: _headers(path))
+        default="", validator=is_absolute, metadata=outside.names(lambda path: _headers(path))
     )
 
 
 def _headers(path: str) -> Iterator[outside.Finding]:
-    return outside.tried(lambda: read_headers(path), "tracing.headers_file")
+    return outside.tried(lambda: read_headers(path), _HEADERS_FILE)
 
 
 def read_headers(path: str) -> Mapping[str, str]:
-    """Read a file of `Name: value` lines. Blocks.
-
-    :param path: "": there is no file, and no header.
-    :raise ConfigError: it can't be read, others may read it, or it is malformed.
-        The message never quotes a value."""
-    if not path:
-        return {}
-    key = f"tracing.headers_file: {path}"
-    try:
-        mode = Path(path).stat().st_mode & 0o777
-        with open(path, "rb") as file:
-            content = file.read(MAX_HEADERS_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{key} can't be read: {error.strerror}") from None
-    if mode & 0o077:
-        raise ConfigError(f"{key} may be read by others (mode {mode:04o}): chmod 600 {path}")
-    if len(content) > MAX_HEADERS_BYTES:
-        raise ConfigError(f"{key} is over {MAX_HEADERS_BYTES} bytes, too long for headers")
-    headers = {}
-    for number, line in enumerate(content.decode("latin-1").splitlines(), 1):
-        name, colon, value = (part.strip() for part in line.partition(":"))
-        if not line.strip() or line.startswith("#"):
-            continue
-        if not colon or not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
-            raise ConfigError(f"{key}: line {number}: `Name: value` is needed, printable ASCII")
-        headers[name] = value
-    return headers
+    """Read the file of headers for the collector. Blocks. Raises as `http_headers.read_headers`."""
+    return http_headers.read_headers(path, _HEADERS_FILE)

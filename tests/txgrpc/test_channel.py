@@ -220,6 +220,23 @@ class ChannelTests(MemoryCase):
         self.successResultOf(world.channel.close())
         self.assertEqual((len(world.wires), world.clock.getDelayedCalls()), (1, []))
 
+    def test_reconnect(self) -> None:
+        """Calls in progress fail as if the connection was lost; the next one has a new connection."""
+        world = self.world()
+        world.channel.reconnect()
+        first = world.stub.Echo(Note(text="first"))
+        world.settle()
+        self.assertEqual(self.successResultOf(first).text, "first")
+        held = world.stub.Wait(Note())
+        world.settle()
+        world.channel.reconnect()
+        world.settle()
+        self.assertEqual(self.code_of(held), Code.UNAVAILABLE)
+        second = world.stub.Echo(Note(text="second"))
+        world.settle()
+        self.assertEqual(self.successResultOf(second).text, "second")
+        self.assertEqual(world.endpoint.attempts, 2)
+
     def test_close_while_connecting(self) -> None:
         """Closing gives up the attempt."""
         world = self.world()

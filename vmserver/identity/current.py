@@ -19,7 +19,7 @@ from infranetes_common.identity import Identity, decode, decode_clock, encode
 from vmserver.identity import tls
 from vmserver.identity.apply import IdentityApplier, check
 from vmserver.identity.delivery import save
-from vmserver.identity.keys import PendingKey
+from vmserver.identity.keys import PendingKey, key_of
 from vmserver.identity.listener import Listener
 from vmserver.identity.metadata import MetadataGate
 
@@ -188,6 +188,13 @@ class CurrentIdentity:
         if self._identity is None:
             raise FailedPrecondition("the machine gets its identity first")
         return self._identity
+
+    @property
+    def key(self) -> str:
+        """The key of the certificate that it has: the SHA-256 of its SubjectPublicKeyInfo, hex.
+
+        :raise FailedPrecondition: it has none yet."""
+        return key_of(self._require().certificate_pem)
 
     # Renewal, asked for by the node over the listener itself
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import attrs
@@ -60,6 +61,13 @@ class PendingKey:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         return attrs.evolve(identity, certificate_pem=certificate_pem, key_pem=key_pem.decode())
+
+
+def key_of(certificate_pem: str) -> str:
+    """Return the SHA-256 of a certificate's public key (its SubjectPublicKeyInfo), hex."""
+    return hashlib.sha256(
+        _spki(x509.load_pem_x509_certificate(certificate_pem.encode()).public_key())
+    ).hexdigest()
 
 
 def _spki(key: PublicKeyTypes) -> bytes:

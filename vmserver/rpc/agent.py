@@ -26,10 +26,12 @@ from vmserver.keeping.silence import Silence
 from vmserver.machine.huge_pages import HugePages
 from vmserver.machine.memory import MachineMemory
 from vmserver.machine.processors import MachineProcessors
+from vmserver.machine.reports import Reports
 from vmserver.machine.system_clock import KernelClock
 from vmserver.machine.timekeeping import Timekeeping
 from vmserver.network.pod_tunnel import PodTunnel
 from vmserver.pod_settings import PodSettings
+from vmserver.rpc.attestation import AttestationCalls
 from vmserver.rpc.clock import ClockCalls
 from vmserver.rpc.containers import ContainerCalls
 from vmserver.rpc.disks import DiskCalls
@@ -90,6 +92,7 @@ class AgentService:
         self.machine = MachineCalls(
             reactor, choice, settings, identity, gate, self._timekeeping, own_machine=own_machine
         )
+        self.attestation = AttestationCalls(reactor, identity, Reports() if own_machine else None)
         self.clock = ClockCalls(self._timekeeping)
         self.watch = WatchCalls(choice)
         self._interruptions = (
@@ -146,6 +149,7 @@ class AgentService:
         self._guard = guard
         self.service = agent_service(
             self.machine,
+            self.attestation,
             self.clock,
             self.memory,
             self.processors,

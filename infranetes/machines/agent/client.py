@@ -11,7 +11,7 @@ from twisted.internet.endpoints import wrapClientTLS
 from twisted.internet.interfaces import IStreamClientEndpoint
 from zope.interface import implementer
 
-from infranetes.identity.authority import Authority
+from infranetes.identity.authority import Authority, KnownKey
 from infranetes.machines.agent import checks, limits
 from infranetes.machines.agent.calls import CHUNK_BYTES, PortForwardStream, SessionStream, closing
 from infranetes.machines.agent.clock import ClockClient
@@ -41,6 +41,7 @@ ASLEEP_SECONDS = 1e9  # a connection to a VM that sleeps waits for it; endpoints
 #: Each pause is over before whoever waits for an agent that starts (`PodMachine`) asks again.
 RECONNECT = Backoff(first=0.02, factor=1.2, most=1.5)
 KEEPALIVE_SECONDS = 20.0
+ATTEST_SECONDS = 60.0  # a processor that many VMs ask has them wait
 ENGINE_SECONDS = 120.0  # an engine that is started for the pod; the agent gives up a little earlier
 LOAD_SECONDS = 900.0  # an image of several GB through a slow link
 EXEC_MARGIN_SECONDS = 10.0  # added to the command's own time, for the agent to kill it and to answer
@@ -87,6 +88,13 @@ class AgentClient(
 
     async def rekey(self, certificate: str, within: float = CALL_SECONDS) -> None:
         await self._call(self._stub.Rekey(vmserver.RekeyRequest(certificate=certificate), timeout=within))
+
+    async def attest(self, nonce: bytes) -> vmserver.AttestResponse:
+        request = vmserver.AttestRequest(nonce=nonce)
+        return await self._call(self._stub.Attest(request, timeout=ATTEST_SECONDS))
+
+    def reconnect(self) -> None:
+        self._channel.reconnect()
 
     async def configure(
         self, config: cri.PodSandboxConfig, node_dns: cri.DNSConfig, contprovider: str = ""
@@ -216,12 +224,12 @@ async def _load_requests(
 def connector(
     reactor: IReactor,
     authority: Authority,
-    known_key: Callable[[str], str] = lambda _: "",
+    known_key: Callable[[str], KnownKey] = lambda _: KnownKey(),
     gate: SleepGate | None = None,
 ) -> Connect:
     """Make clients that speak with the VM of their sandbox alone, by mutual TLS if it is not by an endpoint.
 
-    :param known_key: the key (`authority.key_id`) that a sandbox's VM was last given a certificate for.
+    :param known_key: the key that a sandbox's VM was last given a certificate for.
     :param gate: where calls to VMs that sleep wait; None: none sleep."""
 
     def by_tls(sandbox_id: str, host: str, port: int) -> IStreamClientEndpoint:

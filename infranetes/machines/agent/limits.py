@@ -20,6 +20,7 @@ MESSAGE_BYTES: Mapping[str, int] = {
     "ConfigureSandbox": 4 * KIB,
     "NewKey": 64 * KIB,
     "Rekey": 4 * KIB,
+    "Attest": 192 * KIB,
     "WarmUp": 4 * KIB,
     "ReleaseMemory": 4 * KIB,
     "RestoreMemory": 4 * KIB,

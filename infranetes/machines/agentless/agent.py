@@ -8,7 +8,7 @@ The pod's one container is the guest.
     RUNNING     RUNNING        `start` lets the VM execute; a guest that reboots runs on
     EXITED      OFF, CRASHED   the guest powers off or crashes; `stop` asks for it, and then switches it off
 
-The hypervisor keeps the state while no daemon runs, and `GuestMemory` what is known of the pod; the node
+The hypervisor keeps the state while no daemon runs, and `SandboxMemory` what is known of the pod; the node
 brings volumes again to an agent that has forgotten them.
 """
 
@@ -30,7 +30,6 @@ from infranetes.machines.agentless.access import IPowersOff
 from infranetes.machines.agentless.configuration import Configure, GuestDisk, PodFacts
 from infranetes.machines.agentless.console import ConsoleCalls
 from infranetes.machines.agentless.files import mounted_files
-from infranetes.machines.agentless.memory import GuestMemory
 from infranetes.machines.agentless.not_offered import NotOfferedCalls
 from infranetes.machines.agentless.opened_later import OpenedLater
 from infranetes.machines.agentless.port_forward import forwarded
@@ -39,6 +38,7 @@ from infranetes.machines.agentless.usage import hypervisors_stats, with_containe
 from infranetes.machines.agentless.volumes import VolumeCalls
 from infranetes.machines.agentless.ways import Ways
 from infranetes.machines.interface import CALL_SECONDS, EventStream, IAgent
+from infranetes.machines.sandbox_memory import SandboxMemory
 from infranetes.machines.sessions import PortForwardCall, SessionCall
 from infranetes.providers.hypervisor import GuestState, GuestStatus, IHypervisor
 from infranetes_common.concurrency import Flight, Notifier, sleep, start, within
@@ -78,7 +78,7 @@ class GuestParts:
     hypervisor: Callable[[], IHypervisor]
     ways: Ways
     configure: Configure
-    memory: GuestMemory
+    memory: SandboxMemory[PodFacts]
     container: Callable[[], str]
     now: Callable[[], int]
 
@@ -153,7 +153,7 @@ class AgentlessAgent(VolumeCalls, ConsoleCalls, NotOfferedCalls):
             tuple(self._placed_disks(mounts)),
         )
         self._check_without_drives(facts)
-        await self._parts.memory.save(facts)
+        await self._parts.memory.save(facts.sandbox_id, facts)
         self._remembered = Flight(succeed(facts))
         await self._put_cds(facts)
         return container_state(container_id, await self._hypervisor.status())

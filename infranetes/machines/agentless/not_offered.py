@@ -34,6 +34,12 @@ class NotOfferedCalls:
     async def rekey(self, certificate: str, within: float = 0) -> None:
         raise self._not_offered("takes its certificate")
 
+    async def attest(self, nonce: bytes) -> vmserver.AttestResponse:
+        raise self._not_offered("asks the processor for a report on it")
+
+    def reconnect(self) -> None:
+        pass
+
     async def warm_up(self) -> None:
         raise self._not_offered("runs containers")
 

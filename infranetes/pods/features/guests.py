@@ -13,9 +13,9 @@ import attrs
 from infranetes.machines.agentless.access import GuestFile, IGuestAccess
 from infranetes.machines.agentless.agent import AgentlessAgent, GuestParts
 from infranetes.machines.agentless.configuration import PodFacts
-from infranetes.machines.agentless.memory import GuestMemory
 from infranetes.machines.agentless.ways import Ways
 from infranetes.machines.interface import IAgent
+from infranetes.machines.sandbox_memory import SandboxMemory
 from infranetes.pods.node.handlers import Handler
 from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.node.inventory import Container, Inventory, Sandbox
@@ -74,7 +74,7 @@ class Guests(PodFeature):
         reactor: IReactor,
         inventory: Inventory,
         handler_of: Callable[[SandboxRecord], Handler],
-        memory: GuestMemory,
+        memory: SandboxMemory[PodFacts],
         makers: GuestMakers,
         lost: Callable[[Sandbox, str], None],
         now: Callable[[], int],

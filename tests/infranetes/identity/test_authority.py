@@ -30,7 +30,7 @@ from twisted.internet.ssl import (
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from zope.interface.verify import verifyObject
 
-from infranetes.identity.authority import NODE_LIFETIME_SECONDS, Authority
+from infranetes.identity.authority import NODE_LIFETIME_SECONDS, Authority, KnownKey, VouchedKey
 from infranetes.identity.certificates import key_id, vm_name
 from infranetes_common.errors import ConfigError, FailedPrecondition, InvalidArgument
 
@@ -292,7 +292,13 @@ class HandshakeTests(TestCase):
         self.servers: list[_Talk] = []
 
     async def greet(
-        self, pem: tuple[str, str], trust: str, sandbox: str, known: str = "", **options: Any
+        self,
+        pem: tuple[str, str],
+        trust: str,
+        sandbox: str,
+        known: str = "",
+        vouched: VouchedKey | None = None,
+        **options: Any,
     ) -> tuple[_Talk, _Talk]:
         loaded = PrivateCertificate.loadPEM((pem[1] + pem[0]).encode())
         server_options = CertificateOptions(
@@ -306,7 +312,7 @@ class HandshakeTests(TestCase):
         port = reactor.listenSSL(0, factory, server_options, interface="127.0.0.1")
         try:
             endpoint = wrapClientTLS(
-                self.authority.client_options(sandbox, lambda: known),
+                self.authority.client_options(sandbox, lambda: KnownKey(known, vouched)),
                 TCP4ClientEndpoint(reactor, "127.0.0.1", port.getHost().port, timeout=10),
             )
             client: Any = await endpoint.connect(Factory.forProtocol(_Talk))
@@ -315,6 +321,24 @@ class HandshakeTests(TestCase):
         finally:
             await port.stopListening()
         return client, server
+
+    async def test_who_was_certified_before_the_processor_vouched_for_another_key_is_refused(self) -> None:
+        now = [float(int(time.time()) - 7200)]
+        authority = self.authority = Authority(self.authority_dir, clock=lambda: now[0])
+        stolen = authority.issue_vm(SANDBOX, 86400)
+        now[0] += 60
+        own = authority.issue(SANDBOX, 86400)
+        now[0] += 0.3
+        vouched = VouchedKey(own.key_id, now[0])
+        same_second = authority.issue_vm(SANDBOX, 86400)
+        now[0] += 3600
+        renewed = authority.issue_vm(SANDBOX, 86400)
+        self.authority = Authority(self.authority_dir)
+        for pem in (stolen, same_second):
+            await self.refused(pem, authority.ca_pem, SANDBOX, vouched=vouched)
+        for pem in ((own.certificate_pem, own.key_pem), renewed):
+            client, server = await self.greet(pem, authority.ca_pem, SANDBOX, vouched=vouched)
+            self.assertEqual((client.got, server.got), (b"hello", b"hello"))
 
     def test_the_sandboxs_vm_is_let_in_and_sees_the_node(self) -> Deferred[None]:
         async def body() -> None:

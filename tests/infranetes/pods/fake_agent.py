@@ -108,6 +108,8 @@ class FakeAgent:
         self.chosen: list[str] = []
         self.configure_error: Exception | None = None
         self.certificates: list[str] = []
+        self.attests: Callable[[bytes], vmserver.AttestResponse] = lambda nonce: vmserver.AttestResponse()
+        self.reconnected = 0
         self.clocks: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.corrections: list[tuple[int, int, int]] = []
         self.correct_error: Exception | None = None
@@ -167,6 +169,14 @@ class FakeAgent:
     async def rekey(self, certificate: str, within: float = 30.0) -> None:
         self._reach()
         self.certificates.append(certificate)
+
+    @call
+    async def attest(self, nonce: bytes) -> vmserver.AttestResponse:
+        self._reach()
+        return self.attests(nonce)
+
+    def reconnect(self) -> None:
+        self.reconnected += 1
 
     @call
     async def configure(

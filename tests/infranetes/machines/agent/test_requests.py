@@ -36,6 +36,8 @@ class UnaryTests(RequestCase):
             call = one.configure(config, dns, provider)
             self.asked(call, "ConfigureSandbox", configured, seconds)
         self.asked(one.warm_up(), "WarmUp", vmserver.WarmUpRequest(), client.ENGINE_SECONDS)
+        attested = vmserver.AttestRequest(nonce=b"n" * 32)
+        self.asked(one.attest(b"n" * 32), "Attest", attested, 60.0)
         corrected = vmserver.CorrectClockRequest(steady_nanos=1, earliest_nanos=2, latest_nanos=3)
         self.asked(one.correct_clock(1, 2, 3), "CorrectClock", corrected, 30.0)
 

@@ -13,8 +13,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from infranetes.machines.agentless.access import GuestFile
 from infranetes.machines.agentless.agent import AgentlessAgent, GuestParts
 from infranetes.machines.agentless.configuration import PodFacts
-from infranetes.machines.agentless.memory import GuestMemory
 from infranetes.machines.agentless.ways import Ways
+from infranetes.machines.sandbox_memory import SandboxMemory
 from infranetes.providers.machine_images import Cd
 from infranetes_common.concurrency import start
 from infranetes_common.filesync.manifest import DIRECTORY, FILE, SYMLINK, Bounds, Change, Entry
@@ -47,7 +47,7 @@ class AgentCase(SynchronousTestCase):
         self.hypervisor = FakeHypervisor()
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
-        self.memory = GuestMemory(self.reactor.reactor, Path(directory.name) / "guests")
+        self.memory = SandboxMemory(self.reactor.reactor, Path(directory.name) / "guests", PodFacts)
         self.way = FakeWay()
         self.reached = True
         self.container = ID

@@ -11,8 +11,8 @@ from infranetes.machines.agent.client import AgentClient
 from infranetes.machines.agentless.access import GuestFile, IGuestAccess
 from infranetes.machines.agentless.agent import AgentlessAgent, GuestParts
 from infranetes.machines.agentless.configuration import PodFacts
-from infranetes.machines.agentless.memory import GuestMemory
 from infranetes.machines.agentless.ways import Ways
+from infranetes.machines.sandbox_memory import SandboxMemory
 from infranetes.providers.hypervisor import GuestState, GuestStatus
 from infranetes_common.errors import Unavailable
 from infranetes_common.reactors import installed
@@ -54,7 +54,7 @@ class HypervisorAloneTests(contract.AgentContract):
             lambda: self.hypervisor,
             Ways(reactor, self.sandbox, self.ways),
             configure,
-            GuestMemory(reactor, Path(directory.name)),
+            SandboxMemory(reactor, Path(directory.name), PodFacts),
             lambda: self.container,
             lambda: 77,
         )

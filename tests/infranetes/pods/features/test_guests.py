@@ -15,7 +15,7 @@ from zope.interface import implementer
 from infranetes.images import Image
 from infranetes.machines.agentless.access import GuestFile, IGuestAccess
 from infranetes.machines.agentless.configuration import PodFacts
-from infranetes.machines.agentless.memory import GuestMemory
+from infranetes.machines.sandbox_memory import SandboxMemory
 from infranetes.pods.features.guests import Guests
 from infranetes.pods.node.handler_config import MACHINE
 from infranetes.pods.node.inventory import Container, Inventory
@@ -140,7 +140,7 @@ class GuestNode(FakeNode):
 
     def __init__(self, directory: Path) -> None:
         self.makers, self.disks = Makers(), Disks()
-        self.memory = GuestMemory(InlineThreads().reactor, directory)
+        self.memory = SandboxMemory(InlineThreads().reactor, directory, PodFacts)
         super().__init__()
 
     def make_provider(self) -> FakeProvider:

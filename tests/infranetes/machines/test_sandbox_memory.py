@@ -11,7 +11,7 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.machines.agentless.configuration import GuestDisk, PodFacts
-from infranetes.machines.agentless.memory import GuestMemory
+from infranetes.machines.sandbox_memory import SandboxMemory
 from infranetes_common.concurrency import start
 from infranetes_common.errors import ResourceExhausted
 from tests.support.inline_threads import InlineThreads
@@ -33,29 +33,31 @@ class MemoryTests(SynchronousTestCase):
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
         self.directory = Path(directory.name) / "guests"
-        self.memory = GuestMemory(InlineThreads().reactor, self.directory)
+        self.memory = SandboxMemory(InlineThreads().reactor, self.directory, PodFacts)
 
     def do(self, work: Any) -> Any:
         return self.successResultOf(start(work))
 
     def test_what_was_saved_is_loaded(self) -> None:
-        self.do(self.memory.save(FACTS))
-        self.assertEqual(self.do(GuestMemory(InlineThreads().reactor, self.directory).load("s1")), FACTS)
+        self.do(self.memory.save(FACTS.sandbox_id, FACTS))
+        self.assertEqual(
+            self.do(SandboxMemory(InlineThreads().reactor, self.directory, PodFacts).load("s1")), FACTS
+        )
 
     def test_nobody_else_can_read_it(self) -> None:
-        self.do(self.memory.save(FACTS))
+        self.do(self.memory.save(FACTS.sandbox_id, FACTS))
         self.assertEqual(stat.S_IMODE(self.directory.stat().st_mode), 0o700)
 
     def test_what_was_never_saved_or_is_forgotten_is_unknown(self) -> None:
         self.assertIsNone(self.do(self.memory.load("s1")))
-        self.do(self.memory.save(FACTS))
+        self.do(self.memory.save(FACTS.sandbox_id, FACTS))
         self.do(self.memory.forget("s1"))
         self.do(self.memory.forget("s1"))
         self.assertIsNone(self.do(self.memory.load("s1")))
 
     def test_only_those_are_kept_that_are_there(self) -> None:
         self.do(self.memory.keep_only([]))
-        self.do(self.memory.save(FACTS))
+        self.do(self.memory.save(FACTS.sandbox_id, FACTS))
         (self.directory / "s1.json.half").write_text("")
         self.do(self.memory.keep_only(["s1"]))
         self.assertEqual([path.name for path in self.directory.iterdir()], ["s1.json"])
@@ -63,11 +65,11 @@ class MemoryTests(SynchronousTestCase):
         self.assertEqual(list(self.directory.iterdir()), [])
 
     def test_what_is_damaged_is_unknown(self) -> None:
-        self.do(self.memory.save(FACTS))
+        self.do(self.memory.save(FACTS.sandbox_id, FACTS))
         for text in ("{", "[]", '{"hostname": "x"}'):
             (self.directory / "s1.json").write_text(text)
             self.assertIsNone(self.do(self.memory.load("s1")), text)
 
     def test_a_directory_that_can_not_be_written_is_told(self) -> None:
         self.directory.write_text("a file")
-        self.failureResultOf(start(self.memory.save(FACTS)), ResourceExhausted)
+        self.failureResultOf(start(self.memory.save(FACTS.sandbox_id, FACTS)), ResourceExhausted)
