@@ -20,7 +20,7 @@ from infranetes.providers.cloud.volumes.disks import CloudDisk, DiskRequest, Dis
 from infranetes.providers.volumes import FromVolume
 from infranetes_common import config
 from tests.infranetes.providers.cloud.azure.volumes_case import GIB, AzureVolumesCase
-from tests.support.clouds.azure_resources import GROUP, SUBSCRIPTION, VMS, now
+from tests.support.clouds.azure_resources import GROUP, LOCATION, SUBSCRIPTION, VMS, now
 from tests.support.clouds.faults import FaultKind
 
 T = TypeVar("T")
@@ -114,6 +114,16 @@ class LookTests(DisksCase, TestCase):
         [hold] = (await self.look()).holds
         self.assertEqual((hold.vm_id, hold.state), ("infranetes-gone-0", HoldState.DETACHING))
         del self.disks()[self.volume]["managedBy"]
+
+    async def test_what_azure_leaves_out(self) -> None:
+        """A person's disk may have neither tags nor a zone."""
+        await self.prepare()
+        disk = self.disks()[self.volume]
+        for name in ("tags", "zones", "managedBy"):
+            disk[name] = None
+        found = await self.look()
+        self.assertEqual((found.ours, found.name, found.zone, found.holds), (False, "", "", ()))
+        del self.world.arm.of["disks"][self.volume]
 
     async def test_ids_are_the_same_however_azure_spells_them(self) -> None:
         await self.prepare()
@@ -213,6 +223,13 @@ class ChangeTests(DisksCase, TestCase):
         await self.prepare()
         request = DiskRequest("clone", 0, GIB, self.cluster, FromVolume("gone"))
         self.assertIs(await self.kind(partial(self.direct._thd_create, request=request)), ErrorKind.NOT_FOUND)
+
+    async def test_an_operation_that_azure_no_longer_knows_has_succeeded(self) -> None:
+        await self.prepare()
+        where = f"/subscriptions/{SUBSCRIPTION}/providers/Microsoft.Compute/locations/{LOCATION}"
+        for kind in ("operations", "DiskOperations"):
+            path = f"{where}/{kind}/0123456789abcdef?api-version=2025-04-01"
+            self.assertTrue(await self.do(partial(self.direct._thd_is_done, operation=path)))
 
     async def test_a_change_that_is_done_at_once_has_no_operation(self) -> None:
         await self.prepare()
