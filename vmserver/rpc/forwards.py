@@ -18,6 +18,8 @@ class ForwardedConnection(SessionConnection):
 
     Told of an error, kubectl and crictl give up the other connections of a port-forward too."""
 
+    _ended = False  # whether the other side has ended its half
+
     def connectionMade(self) -> None:
         self.transport.setTcpNoDelay(True)
         super().connectionMade()
@@ -25,14 +27,19 @@ class ForwardedConnection(SessionConnection):
     def dataReceived(self, data: bytes) -> None:
         self.output.put("data", data)
 
+    def readConnectionLost(self) -> None:
+        self._ended = True
+        super().readConnectionLost()
+
     def close(self) -> None:
-        """Close both directions. After `finish` all data is still sent; without it the connection is reset.
+        """Close both directions. After `finish`, or the other side's end, all data is still sent; else the
+        connection is reset.
 
         Idempotent.
         """
         if self._lost:
             return
-        if self._finished:
+        if self._finished or self._ended:
             self.transport.loseConnection()
         else:
             self.transport.abortConnection()

@@ -8,8 +8,10 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ServerEndpoint
-from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.error import ConnectionDone
+from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.internet.task import deferLater
+from twisted.python.failure import Failure
 
 from infranetes_common.reactors import installed
 from infranetes_common.wire import vmserver as messages
@@ -212,6 +214,23 @@ class PortForwardTests(SessionCase):
             await call.send(messages.PortForwardInput(data=b"x" * 65536))
         await call.done_sending()
         self.assertEqual(await self.received(call), b"%d" % (64 * 65536))
+
+    async def test_a_server_that_ends_its_half_first_is_not_reset(self) -> None:
+        lost: list[Failure] = []
+
+        class First(Peer):
+            def dataReceived(self, data: bytes) -> None:
+                self.transport.write(b"all")
+                self.transport.loseWriteConnection()
+
+            def connectionLost(self, reason: Failure = connectionDone) -> None:
+                lost.append(reason)
+
+        call = await self.port_forward(await self.listening(First))
+        await call.send(messages.PortForwardInput(data=b"x"))
+        self.assertEqual(await self.received(call), b"all")
+        await until(lambda: bool(lost), "the connection is over")
+        self.assertTrue(lost[0].check(ConnectionDone), lost)
 
     async def test_a_connection_that_the_server_resets_ends_as_any_other(self) -> None:
         """Said as an error, kubectl would give up all connections of the forward."""
