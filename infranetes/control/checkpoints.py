@@ -28,7 +28,7 @@ class CheckpointCalls(ControlCheckpointRpcs):
         vm = vm_of(sandbox)
         limit = call.time_remaining()
         seconds = SECONDS if limit is None else min(SECONDS, limit)
-        made = await self._checkpoints.checkpoint_pod(sandbox, request.location, seconds)
+        checkpoint = await self._checkpoints.checkpoint_pod(sandbox, request.location, seconds)
         return control.CheckpointPodResponse(
-            vm=vm, size=made.size, pause_seconds=made.pause_seconds, seconds=made.seconds
+            vm=vm, size=checkpoint.size, pause_seconds=checkpoint.pause_seconds, seconds=checkpoint.seconds
         )

@@ -30,11 +30,11 @@ def followed(cluster: Cluster) -> list[control.Followed]:
     """Return how kinds of objects are followed."""
     return [
         control.Followed(
-            path=each.path,
-            optional=each.optional,
-            listed=each.listed,
-            trouble=each.trouble,
-            heard_seconds=each.heard_seconds,
+            path=followed.path,
+            optional=followed.optional,
+            listed=followed.listed,
+            trouble=followed.trouble,
+            heard_seconds=followed.heard_seconds,
         )
-        for each in cluster.followed
+        for followed in cluster.followed
     ]

@@ -32,12 +32,12 @@ class ConfigCalls(ControlConfigRpcs):
         )
 
 
-def _key(given: InForce) -> control.ConfigKey:
-    key = control.ConfigKey(key=given.key, reloaded=given.reloaded, waits=given.waiting is not None)
-    if given.setting is not None:
-        key.in_force.CopyFrom(_setting(given.setting, given.origin))
-    if given.waiting is not None and given.waiting.setting is not None:
-        key.waiting.CopyFrom(_setting(given.waiting.setting, given.waiting.origin))
+def _key(in_force: InForce) -> control.ConfigKey:
+    key = control.ConfigKey(key=in_force.key, reloaded=in_force.reloaded, waits=in_force.waiting is not None)
+    if in_force.setting is not None:
+        key.in_force.CopyFrom(_setting(in_force.setting, in_force.origin))
+    if in_force.waiting is not None and in_force.waiting.setting is not None:
+        key.waiting.CopyFrom(_setting(in_force.waiting.setting, in_force.waiting.origin))
     return key
 
 

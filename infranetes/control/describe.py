@@ -52,8 +52,8 @@ class DescribeCalls(ControlDescriptionRpcs):
             answer.pod.CopyFrom(past_pod(meant))
             return answer
         answer.pod.CopyFrom(shown_pod(self._providers, self._handlers, meant))
-        containers = sorted(meant.containers.values(), key=lambda each: each.record.created_at)
-        answer.containers.extend(_container(each) for each in containers)
+        containers = sorted(meant.containers.values(), key=lambda container: container.record.created_at)
+        answer.containers.extend(_container(container) for container in containers)
         guest = await look(self._clock, self._providers, meant, ask=ask)
         if guest is not None:
             answer.guest.CopyFrom(_guest(guest))
@@ -64,7 +64,9 @@ class DescribeCalls(ControlDescriptionRpcs):
         self, request: control.ListContainersRequest, call: Call
     ) -> AsyncIterator[control.ListContainersResponse]:
         sandboxes = list(self._inventory)
-        for some in _in_turn([each for sandbox in sandboxes for each in sandbox.containers.values()]):
+        for some in _in_turn(
+            [container for sandbox in sandboxes for container in sandbox.containers.values()]
+        ):
             yield control.ListContainersResponse(containers=map(_listed, some))
 
     async def ListEvents(
@@ -84,7 +86,7 @@ class DescribeCalls(ControlDescriptionRpcs):
         meant: Iterable[Sandbox | PastSandbox] = [*inventory.past, *inventory]
         if pod:
             name = find_sandbox(inventory, pod).pod
-            meant = [each for each in meant if each.pod == name]
+            meant = [sandbox for sandbox in meant if sandbox.pod == name]
         steps = (
             (step.at, number, each, step)
             for number, each in enumerate(meant)

@@ -65,10 +65,10 @@ class EnterCalls(ControlShellRpcs):
         self._commands = Visits(clock, lambda: True, MAX_SHELLS, _COMMAND_WORDS)
 
     async def EnterPod(self, requests: Requests, call: Call) -> AsyncIterator[control.EnterPodResponse]:
-        visitor, wanted = await _begun(self._shells, requests, call)
-        sandbox = self._meant(wanted.pod)
+        visitor, asked = await _begun(self._shells, requests, call)
+        sandbox = self._meant(asked.pod)
         begin = vmserver.SessionStart(
-            command=wanted.command, tty=wanted.tty, stdin=True, stdout=True, stderr=True, term=wanted.term
+            command=asked.command, tty=asked.tty, stdin=True, stdout=True, stderr=True, term=asked.term
         )
         session = _Session(sandbox, sandbox.agent().shell(), begin)
         async with aclosing(_relay(self._shells, visitor, session, requests)) as answers:
@@ -76,18 +76,18 @@ class EnterCalls(ControlShellRpcs):
                 yield answer
 
     async def ExecPod(self, requests: Requests, call: Call) -> AsyncIterator[control.EnterPodResponse]:
-        visitor, wanted = await _begun(self._commands, requests, call)
-        if not wanted.command:
+        visitor, asked = await _begun(self._commands, requests, call)
+        if not asked.command:
             raise InvalidArgument("there is no command: infranetes-ctl exec POD -- COMMAND")
-        container = running_container(self._inventory, wanted.pod, wanted.container)
-        log_command(container, list(wanted.command), "is run by infranetes-ctl")
+        container = running_container(self._inventory, asked.pod, asked.container)
+        log_command(container, list(asked.command), "is run by infranetes-ctl")
         begin = vmserver.SessionStart(
             id=container.id,
-            command=wanted.command,
-            tty=wanted.tty,
-            stdin=not wanted.no_stdin,
+            command=asked.command,
+            tty=asked.tty,
+            stdin=not asked.no_stdin,
             stdout=True,
-            stderr=not wanted.tty,
+            stderr=not asked.tty,
         )
         session = _Session(container.sandbox, container.sandbox.agent().exec(), begin)
         async with aclosing(_relay(self._commands, visitor, session, requests)) as answers:

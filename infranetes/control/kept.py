@@ -47,11 +47,11 @@ class KeptCalls(ControlKeptRpcs):
             await shielded(self._states.remove(state.id))
         return control.RemoveKeptResponse(removed=map(self._message, meant.values()))
 
-    def _meant(self, said: str) -> list[KeptState]:
+    def _meant(self, name_or_id: str) -> list[KeptState]:
         """Return the states that a name means. :raise InfranetesError: there are none, or several."""
-        namespace, has_namespace, name = said.rpartition("/")
+        namespace, has_namespace, name = name_or_id.rpartition("/")
         if not has_namespace:
-            namespaces = sorted({each.namespace for each in self._states if each.name == name})
+            namespaces = sorted({state.namespace for state in self._states if state.name == name})
             if not namespaces:
                 raise NotFound(f"there is no kept state {name[:80]!r}: `infranetes-ctl kept` lists them")
             if len(namespaces) > 1:
@@ -75,6 +75,9 @@ class KeptCalls(ControlKeptRpcs):
             pause_seconds=state.pause_seconds,
             size=state.size,
             secrets=state.secrets,
-            containers=[control.KeptContainer(name=each.name, image=each.image) for each in state.containers],
+            containers=[
+                control.KeptContainer(name=container.name, image=container.image)
+                for container in state.containers
+            ],
             machine=state.machine,
         )

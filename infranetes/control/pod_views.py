@@ -52,7 +52,10 @@ class PodViews:
         return PodView(
             described,
             self._description.newest_events(id, MAX_EVENTS),
-            tuple(Volume(each.id, each.provider, each.serial) for each in self._attachments(id)),
+            tuple(
+                Volume(attachment.id, attachment.provider, attachment.serial)
+                for attachment in self._attachments(id)
+            ),
             _mounts(sandbox) if sandbox is not None else (),
             text,
             no_console,
@@ -81,8 +84,8 @@ class PodViews:
 
 def _mounts(sandbox: Sandbox) -> Sequence[Mount]:
     mounts = (
-        Mount(container.config.metadata.name, each.container_path, each.host_path, each.readonly)
+        Mount(container.config.metadata.name, mount.container_path, mount.host_path, mount.readonly)
         for container in sandbox.containers.values()
-        for each in container.config.mounts
+        for mount in container.config.mounts
     )
     return tuple(mounts)[:MAX_MOUNTS]

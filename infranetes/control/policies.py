@@ -50,7 +50,7 @@ class PolicyCalls(ControlPolicyRpcs):
             enabled=True,
             followed=followed(policies),
             complete=policies.complete,
-            pods=[_pod(each, policies, firewalls) for each in sandboxes],
+            pods=[_pod(sandbox, policies, firewalls) for sandbox in sandboxes],
         )
 
 
@@ -63,19 +63,19 @@ def _pod(sandbox: Sandbox, policies: ClusterPolicies, firewalls: FirewallsInForc
         address=sandbox.record.address,
         policies=[
             control.Policy(
-                name=str(each.name), ingress=each.ingress is not None, egress=each.egress is not None
+                name=str(policy.name), ingress=policy.ingress is not None, egress=policy.egress is not None
             )
-            for each in policies.selecting(sandbox.id)
+            for policy in policies.selecting(sandbox.id)
         ],
         trouble=firewalls.trouble(sandbox.id),
     )
-    found = firewalls.in_force(sandbox.id)
-    if found is not None:
-        pod.known, pod.current = True, found == policies.firewall(sandbox.id)
-        if found.ingress is not None:
-            pod.ingress.CopyFrom(_direction(found.ingress))
-        if found.egress is not None:
-            pod.egress.CopyFrom(_direction(found.egress))
+    in_force = firewalls.in_force(sandbox.id)
+    if in_force is not None:
+        pod.known, pod.current = True, in_force == policies.firewall(sandbox.id)
+        if in_force.ingress is not None:
+            pod.ingress.CopyFrom(_direction(in_force.ingress))
+        if in_force.egress is not None:
+            pod.egress.CopyFrom(_direction(in_force.egress))
     return pod
 
 
@@ -83,11 +83,11 @@ def _direction(allowed: tuple[Allowed, ...]) -> control.Direction:
     return control.Direction(
         allowed=[
             control.Allowed(
-                networks=map(str, each.networks[:MOST_SHOWN]),
-                network_count=len(each.networks),
-                ports=map(_ports, each.ports or ()),
+                networks=map(str, rule.networks[:MOST_SHOWN]),
+                network_count=len(rule.networks),
+                ports=map(_ports, rule.ports or ()),
             )
-            for each in allowed
+            for rule in allowed
         ]
     )
 

@@ -83,11 +83,11 @@ class RemotePods:
             answer = await self.answer(
                 request.getHeader("authorization") or "",
                 [part.decode("ascii", "replace") for part in request.postpath or []],
-                [each.decode("ascii", "replace") for each in request.args.get(b"namespace", [])],
+                [value.decode("ascii", "replace") for value in request.args.get(b"namespace", [])],
             )
         except InfranetesError as error:
-            found = (status for kind, status in _STATUS.items() if isinstance(error, kind))
-            return Content(f"{error}\n".encode(), status=next(found, HTTPStatus.INTERNAL_SERVER_ERROR))
+            statuses = (status for kind, status in _STATUS.items() if isinstance(error, kind))
+            return Content(f"{error}\n".encode(), status=next(statuses, HTTPStatus.INTERNAL_SERVER_ERROR))
         return Content(answer.SerializeToString(), PROTOBUF)
 
     async def answer(self, authorization: str, path: list[str], namespaces: list[str]) -> Message:
@@ -115,20 +115,20 @@ class RemotePods:
 
     async def _listed(self, namespace: str) -> control.ListPodsResponse:
         answer = await self._pods.ListPods(control.ListPodsRequest(), _NO_CALL)
-        kept = [pod for pod in answer.pods if namespace in ("", pod.namespace)]
-        return control.ListPodsResponse(pods=kept)
+        pods = [pod for pod in answer.pods if namespace in ("", pod.namespace)]
+        return control.ListPodsResponse(pods=pods)
 
     async def _used(self, namespace: str) -> control.ListUsageResponse:
         answer = await self._usage.ListUsage(control.ListUsageRequest(), _NO_CALL)
-        kept = [pod for pod in answer.pods if namespace in ("", pod.namespace)]
-        return control.ListUsageResponse(pods=kept)
+        pods = [pod for pod in answer.pods if namespace in ("", pod.namespace)]
+        return control.ListUsageResponse(pods=pods)
 
     def _id_of(self, namespace: str, name: str) -> str:
         """Return the id of a pod's newest sandbox. :raise NotFound: there is none."""
         # Not as `find_sandbox` does it, which names others where several are meant.
         pod = f"{namespace}/{name}"
-        present: list[Sandbox | PastSandbox] = [each for each in self._inventory if each.pod == pod]
-        meant = present or [each for each in self._inventory.past if each.pod == pod]
+        present: list[Sandbox | PastSandbox] = [sandbox for sandbox in self._inventory if sandbox.pod == pod]
+        meant = present or [past for past in self._inventory.past if past.pod == pod]
         if not meant:
             raise NotFound(f"nothing is known of a pod {pod} on this node")
-        return max(meant, key=lambda each: each.record.created_at).record.id
+        return max(meant, key=lambda sandbox: sandbox.record.created_at).record.id

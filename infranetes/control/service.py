@@ -95,7 +95,7 @@ def recorded_pod(record: SandboxRecord, metadata: cri.PodSandboxMetadata) -> con
         created_at=record.created_at,
         provider=record.provider,
         handler=record.runtime_handler,
-        addresses=[each for each in (record.address, *record.more_addresses.split()) if each],
+        addresses=[address for address in (record.address, *record.more_addresses.split()) if address],
     )
 
 
@@ -114,7 +114,7 @@ def shown_pod(providers: Providers, handlers: Handlers, sandbox: Sandbox) -> con
     pod = recorded_pod(record, sandbox.config.metadata)
     pod.message = redacted(sandbox.trouble)
     pod.containers = len(sandbox.containers)
-    pod.running = sum(each.state is ContainerState.RUNNING for each in sandbox.containers.values())
+    pod.running = sum(container.state is ContainerState.RUNNING for container in sandbox.containers.values())
     pod.labels.update(sandbox.config.labels)
     pod.agent = sandbox.watch.reach.value if sandbox.watch is not None else ""
     pod.way = way_of(sandbox)
@@ -184,9 +184,9 @@ class ControlService(ControlNodeRpcs):
     async def ListOrphans(
         self, request: control.ListOrphansRequest, call: Call
     ) -> control.ListOrphansResponse:
-        found, troubles = await self._reconciler.orphans()
+        orphans, troubles = await self._reconciler.orphans()
         return control.ListOrphansResponse(
-            vms=[_orphan(*each) for each in found], troubles=map(redacted, troubles)
+            vms=[_orphan(*orphan) for orphan in orphans], troubles=map(redacted, troubles)
         )
 
     async def EndOrphans(self, request: control.EndOrphansRequest, call: Call) -> control.EndOrphansResponse:
@@ -200,7 +200,7 @@ class ControlService(ControlNodeRpcs):
             )
         chosen = [orphans[id] for id in dict.fromkeys(request.ids)] or list(orphans.values())
         if request.dry_run:
-            answer = control.EndOrphansResponse(ended=[_orphan(*each) for each in chosen])
+            answer = control.EndOrphansResponse(ended=[_orphan(*orphan) for orphan in chosen])
         else:
             answer = await shielded(self._end(chosen))
         if not request.ids:  # those that are named have been found
@@ -220,7 +220,7 @@ class ControlService(ControlNodeRpcs):
     async def DrainPool(self, request: control.DrainPoolRequest, call: Call) -> control.DrainPoolResponse:
         pools = self._pools_of(request)
         if request.dry_run:
-            members = [one for pool in pools for one in pool.members.values() if not one.taken]
+            members = [member for pool in pools for member in pool.members.values() if not member.taken]
             return control.DrainPoolResponse(ended=[_pooled(member) for member in members])
         for pool in pools:
             pool.context.check_ready()
@@ -246,29 +246,33 @@ class ControlService(ControlNodeRpcs):
     ) -> list[Pool]:
         """Return the pools that are meant. :raise NotFound: there is none."""
         pools = self._pools.all()
-        found = [each for each in pools if each.purpose.handler == request.handler]
+        found = [pool for pool in pools if pool.purpose.handler == request.handler]
         if request.HasField("handler") and not found:
             raise NotFound(f"handler {request.handler[:64]!r} has no pool of its own")
         return found if request.HasField("handler") else pools
 
     async def GetConsole(self, request: control.GetConsoleRequest, call: Call) -> control.GetConsoleResponse:
-        node_providers = [each for each in self._providers if IHasConsoles.providedBy(each.provider)]
+        node_providers = [
+            node_provider
+            for node_provider in self._providers
+            if IHasConsoles.providedBy(node_provider.provider)
+        ]
         if not node_providers:
             raise FailedPrecondition(
                 f"the provider {', '.join(self._providers.by_name)} keeps no consoles; QEMU does"
             )
         if not request.sandbox:
             raise InvalidArgument("sandbox is empty: give its id, or the beginning of it")
-        found = await self._consoles(node_providers, id_meant(self._inventory, request.sandbox)[:_MAX_ID])
-        ids = {console.sandbox_id for console in found}
-        if not found:
+        consoles = await self._consoles(node_providers, id_meant(self._inventory, request.sandbox)[:_MAX_ID])
+        ids = {console.sandbox_id for console in consoles}
+        if not consoles:
             raise NotFound(f"there is no console of a sandbox {request.sandbox[:_MAX_ID]!r}")
         if len(ids) > 1:
             raise InvalidArgument(
                 f"several sandbox ids begin with this: {', '.join(sorted(ids)[:5])}; give more characters of "
                 "one"
             )
-        newest = found[0]
+        newest = consoles[0]
         return control.GetConsoleResponse(
             sandbox_id=newest.sandbox_id,
             vm_id=newest.instance_id,
@@ -282,29 +286,29 @@ class ControlService(ControlNodeRpcs):
         """Return the consoles that the providers have, also those of providers that can't make VMs.
 
         :raise InfranetesError: there is none, but a provider can't tell, or may not have all."""
-        found: list[Console] = []
+        consoles: list[Console] = []
         errors: list[InfranetesError] = []
         for node_provider in node_providers:
             try:
-                found += await cast(IHasConsoles, node_provider.provider).consoles(sandbox)
+                consoles += await cast(IHasConsoles, node_provider.provider).consoles(sandbox)
             except InfranetesError as error:
                 errors.append(error)
-        if not found and errors:
+        if not consoles and errors:
             raise errors[0]
-        if not found:
+        if not consoles:
             for node_provider in node_providers:
                 node_provider.check_ready()
-        return found
+        return consoles
 
     async def _end(self, chosen: list[Orphan]) -> control.EndOrphansResponse:
         results = await settled(
             within(
                 node_provider.clock,
                 node_provider.times.destroy,
-                node_provider.provider.destroy(one.id),
-                f"ending {one.id}",
+                node_provider.provider.destroy(instance.id),
+                f"ending {instance.id}",
             )
-            for node_provider, one in chosen
+            for node_provider, instance in chosen
         )
         response = control.EndOrphansResponse()
         for (node_provider, instance), result in zip(chosen, results, strict=True):

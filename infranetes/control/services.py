@@ -48,7 +48,7 @@ class ServiceCalls(ControlServiceRpcs):
             yield control.GetServicesResponse()
             return
         table = self._services.table
-        vms = [_vm(each) for each in sandboxes]
+        vms = [_vm(sandbox) for sandbox in sandboxes]
         if request.pod:
             (sandbox,), (vm,) = sandboxes, vms
             await self._ask(sandbox, vm, None)
@@ -61,9 +61,9 @@ class ServiceCalls(ControlServiceRpcs):
             ranges=map(str, table.ranges),
             vms=vms,
         )
-        found = list(self._rules(request.service))
-        for begin in range(0, len(found), PART):
-            part = [self._rule(key, rule) for key, rule in found[begin : begin + PART]]
+        rules = list(self._rules(request.service))
+        for begin in range(0, len(rules), PART):
+            part = [self._rule(key, rule) for key, rule in rules[begin : begin + PART]]
             yield control.GetServicesResponse(rules=part)
             await sleep(self._clock, 0)
 
@@ -95,8 +95,8 @@ class ServiceCalls(ControlServiceRpcs):
         assert self._services is not None
         table = self._services.table
         for change in table.everything():
-            wanted = not service or service in map(str, table.services(change.key))
-            if wanted and change.rule is not None:
+            matches = not service or service in map(str, table.services(change.key))
+            if matches and change.rule is not None:
                 yield change.key, change.rule
 
     def _rule(self, key: Key, rule: Rule) -> control.ServiceRule:
@@ -106,7 +106,7 @@ class ServiceCalls(ControlServiceRpcs):
             protocol=key.protocol.lower(),
             port=key.port,
             services=map(str, self._services.table.services(key)),
-            endpoints=[_endpoint(each) for each in rule.endpoints[:MOST_SHOWN]],
+            endpoints=[_endpoint(endpoint) for endpoint in rule.endpoints[:MOST_SHOWN]],
             dropped=rule.without is Without.DROPPED,
             cluster_ip=rule.cluster_ip,
             affinity_seconds=rule.affinity_seconds,
@@ -155,12 +155,12 @@ def _vm(sandbox: Sandbox) -> control.VmServices:
             vm.trouble = "its pod does not use them, or the VM is not up yet"
         return vm
     vm.by_node = sandbox.machine.node_services is not None
-    found = rules.progress()
-    vm.current, vm.trouble, vm.measured = found.current, found.trouble, found.count
-    if found.number >= 0:
-        vm.number = found.number
+    progress = rules.progress()
+    vm.current, vm.trouble, vm.measured = progress.current, progress.trouble, progress.count
+    if progress.number >= 0:
+        vm.number = progress.number
     for name in ("behind", "heard_seconds", "last_seconds", "p99_seconds"):
-        if (value := getattr(found, name)) is not None:
+        if (value := getattr(progress, name)) is not None:
             setattr(vm, name, value)
     return vm
 
@@ -194,7 +194,7 @@ def _verdict(verdict: Verdict) -> control.ServiceVerdict:
     return control.ServiceVerdict(
         outcome=verdict.outcome.value,
         why=verdict.why,
-        endpoints=[_endpoint(each) for each in verdict.endpoints[:MOST_SHOWN]],
+        endpoints=[_endpoint(endpoint) for endpoint in verdict.endpoints[:MOST_SHOWN]],
         endpoint_count=len(verdict.endpoints),
         affinity_seconds=verdict.affinity_seconds,
     )
@@ -203,14 +203,14 @@ def _verdict(verdict: Verdict) -> control.ServiceVerdict:
 def _shown_verdict(verdict: vmserver.ServiceVerdict) -> control.ServiceVerdict:
     """Return what a VM reports of an address, which may be anything."""
     outcomes = vmserver.ServiceVerdict.Outcome
-    known = verdict.outcome in outcomes.values()
+    is_known = verdict.outcome in outcomes.values()
     targets = [
-        (ipaddress.ip_address(each.address), each.port)
-        for each in verdict.endpoints
-        if len(each.address) in (4, 16)
+        (ipaddress.ip_address(endpoint.address), endpoint.port)
+        for endpoint in verdict.endpoints
+        if len(endpoint.address) in (4, 16)
     ]
     return control.ServiceVerdict(
-        outcome=outcomes.Name(verdict.outcome).lower().replace("_", " ") if known else "unknown",
+        outcome=outcomes.Name(verdict.outcome).lower().replace("_", " ") if is_known else "unknown",
         endpoints=map(_endpoint, targets),
         endpoint_count=verdict.endpoint_count,
         affinity_seconds=verdict.affinity_seconds,

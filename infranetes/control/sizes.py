@@ -35,9 +35,9 @@ class SizeCalls(ControlSizeRpcs):
             architecture=choice.architecture,
             guest_memory=choice.guest_memory,
             min_memory=choice.min_memory,
-            fitting=[_shown(one) for one in choice.fitting],
+            fitting=[_shown(size) for size in choice.fitting],
             fitting_count=choice.fitting_count,
-            cheaper=[_shown(one) for one in choice.cheaper],
+            cheaper=[_shown(size) for size in choice.cheaper],
             cheaper_count=choice.cheaper_count,
             offers_from=choice.offers_from,
             offers_at=int(choice.offers_at * _NANOS),
@@ -51,29 +51,29 @@ class SizeCalls(ControlSizeRpcs):
         node_providers = self._providers.by_name
         if name and name not in node_providers:
             raise NotFound(f"the node has no provider {name[:64]!r}: it has {', '.join(node_providers)}")
-        wanted = [node_providers[name]] if name else list(node_providers.values())
-        found = [
-            node_provider for node_provider in wanted if IChoosesSizes.providedBy(node_provider.provider)
+        asked = [node_providers[name]] if name else list(node_providers.values())
+        choosing = [
+            node_provider for node_provider in asked if IChoosesSizes.providedBy(node_provider.provider)
         ]
-        if not found:
+        if not choosing:
             raise FailedPrecondition(
-                f"VMs of {', '.join(each.name for each in wanted)} are as large as their pods ask: there are "
-                "no sizes to choose from"
+                f"VMs of {', '.join(other.name for other in asked)} are as large as their pods ask: there "
+                "are no sizes to choose from"
             )
-        return found[0]
+        return choosing[0]
 
 
-def _shown(one: SizeOnOffer) -> control.SizeOnOffer:
+def _shown(size: SizeOnOffer) -> control.SizeOnOffer:
     shown = control.SizeOnOffer(
-        name=one.name,
-        cpu_millis=one.cpu_millis,
-        shared_cpus=one.shared_cpus,
-        memory_bytes=one.memory_bytes,
-        gpus=one.gpus,
-        architecture=one.architecture,
-        priced_by=one.priced_by,
-        why_not=one.why_not,
+        name=size.name,
+        cpu_millis=size.cpu_millis,
+        shared_cpus=size.shared_cpus,
+        memory_bytes=size.memory_bytes,
+        gpus=size.gpus,
+        architecture=size.architecture,
+        priced_by=size.priced_by,
+        why_not=size.why_not,
     )
-    if one.price is not None:
-        shown.price = one.price
+    if size.price is not None:
+        shown.price = size.price
     return shown

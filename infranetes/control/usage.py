@@ -38,11 +38,13 @@ class UsageCalls(ControlUsageRpcs):
         self._gatherer = gatherer
 
     async def ListUsage(self, request: control.ListUsageRequest, call: Call) -> control.ListUsageResponse:
-        ready = [each for each in self._inventory if each.state is SandboxState.READY]
+        ready = [sandbox for sandbox in self._inventory if sandbox.state is SandboxState.READY]
         figures = await self._gatherer.now(ready)
-        pods = {each.id: _usage(each, figures.get(each.id)) for each in ready}
-        silent = [each for each in ready if each.id not in figures and way_of(each)]
-        asked = [start(look(self._clock, self._providers, each, seconds=WAIT_SECONDS)) for each in silent]
+        pods = {sandbox.id: _usage(sandbox, figures.get(sandbox.id)) for sandbox in ready}
+        silent = [sandbox for sandbox in ready if sandbox.id not in figures and way_of(sandbox)]
+        asked = [
+            start(look(self._clock, self._providers, sandbox, seconds=WAIT_SECONDS)) for sandbox in silent
+        ]
         for sandbox, guest in zip(silent, asked, strict=True):
             pods[sandbox.id].why = _why(await guest)
         return control.ListUsageResponse(pods=list(pods.values()))

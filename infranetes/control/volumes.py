@@ -56,18 +56,18 @@ class VolumeCalls(ControlVolumeRpcs):
         if not 0 <= request.size <= MAX_SIZE:
             raise InvalidArgument(f"size: a volume can't have {request.size} bytes")
         group = request.group if request.HasField("group") else None
-        wanted = PublishedVolume(
+        volume = PublishedVolume(
             checks.text("volume", request.volume, checks.MAX_ID),
             request.filesystem or FILESYSTEMS[0],
             read_only=request.read_only,
             group=group,
         )
-        published.check(wanted)
+        published.check(volume)
         namespace = checks.text("namespace", request.namespace, _MAX_NAMESPACE)
         if not NAMESPACE.fullmatch(namespace):
             raise InvalidArgument(f"namespace: {namespace!r} can't be a namespace's name")
-        volume_id = await self._find(publisher, namespace, wanted.volume, request.size)
-        await publisher.publish(target, attrs.evolve(wanted, volume=volume_id))
+        volume_id = await self._find(publisher, namespace, volume.volume, request.size)
+        await publisher.publish(target, attrs.evolve(volume, volume=volume_id))
         return control.MountVolumeResponse(volume=volume_id)
 
     async def UnmountVolume(
@@ -75,10 +75,10 @@ class VolumeCalls(ControlVolumeRpcs):
     ) -> control.UnmountVolumeResponse:
         publisher, target = self._with_volumes(), _target(request.target)
         try:
-            there = await publisher.find(target)
+            mounted = await publisher.find(target)
         except InfranetesError:
-            there = None  # whatever is there is to be unmounted
-        await publisher.unpublish(target, target if there is None else there.volume)
+            mounted = None  # whatever is there is to be unmounted
+        await publisher.unpublish(target, target if mounted is None else mounted.volume)
         return control.UnmountVolumeResponse()
 
     def _with_volumes(self) -> Publisher:
@@ -121,10 +121,10 @@ def _own_name(namespace: str, name: str) -> str:
     """Return the name of one of a namespace's own volumes. No other namespace's and none of CSI's has it.
 
     It is also the volume's id where ids are made of names. A namespace's name has no dot."""
-    found = f"{FLEX_PREFIX}{namespace}.{name}"
-    if _PLAIN.fullmatch(found):
-        return found
-    return FLEX_PREFIX + hashlib.sha256(found.encode()).hexdigest()[:40]
+    plain = f"{FLEX_PREFIX}{namespace}.{name}"
+    if _PLAIN.fullmatch(plain):
+        return plain
+    return FLEX_PREFIX + hashlib.sha256(plain.encode()).hexdigest()[:40]
 
 
 def _target(path: str) -> str:

@@ -174,7 +174,7 @@ class Daemon(OrderedServices):
         self._pod_events = PodEvents(reactor, server, config.node) if server is not None else None
         self._node = self._make_node()
         self._pods = PodsService(self._node, self._backends.make)
-        self._node.features.add(*(each for each in self._make_features() if each is not None))
+        self._node.features.add(*(feature for feature in self._make_features() if feature is not None))
         volumes, mounted = (
             volumes_of(self._backends.providers, config.providers),
             MountedVolumes(self._volumes),
@@ -194,7 +194,7 @@ class Daemon(OrderedServices):
 
     def _cluster_troubles(self) -> Callable[[], Sequence[str]] | None:
         """Return what tells why objects of the cluster can't be followed; None: none are."""
-        followed = [each for each in (self._services, self._policies) if each is not None]
+        followed = [source for source in (self._services, self._policies) if source is not None]
         return partial(troubles, followed) if followed else None
 
     def _make_node(self) -> Node:
@@ -251,7 +251,7 @@ class Daemon(OrderedServices):
 
     def _make_node_provider(self, shared: SharedParts, provider: IPodProvider) -> NodeProvider:
         in_vpc = IInVpc.providedBy(provider)
-        addressing = [each.name for each in self._backends.providers if each.name in ADDRESSING]
+        addressing = [other.name for other in self._backends.providers if other.name in ADDRESSING]
         return NodeProvider(
             shared,
             provider,
@@ -327,10 +327,11 @@ class Daemon(OrderedServices):
 
         Much of what it asks is made later, as that needs the agents: it is looked up when it is asked."""
         config, machines = self._config, self._backends.machines
-        clouds = {each.name for each in self._backends.providers if IBootsGuests.providedBy(each)}
+        clouds = {provider.name for provider in self._backends.providers if IBootsGuests.providedBy(provider)}
         handlers = ("", *config.handlers)
         if machines is None and not any(
-            config.kind_of(each) == MACHINE and config.provider_of(each) in clouds for each in handlers
+            config.kind_of(handler) == MACHINE and config.provider_of(handler) in clouds
+            for handler in handlers
         ):
             return None
         from infranetes.daemon.guests import NodeGuests  # imports the reactor, which is chosen by now
@@ -503,8 +504,8 @@ class Daemon(OrderedServices):
         delegate, cri_images = self._backends.delegate, self._backends.cri_images
         images = image_service(ImageService(cri_images, lambda: self._kept.size + self._sleep.size))
         services = [
-            each.intercept(logged(self._reactor, self._observer)).intercept(traced(self._tracer))
-            for each in (runtime.service, images)
+            service.intercept(logged(self._reactor, self._observer)).intercept(traced(self._tracer))
+            for service in (runtime.service, images)
         ]
         unknown = None
         if delegate is not None and isinstance(cri_images, CatalogueSet):
@@ -551,8 +552,8 @@ class Daemon(OrderedServices):
         """Check that a daemon could be made of `config`. Blocks: call it in a thread.
 
         :raise ConfigError: it couldn't."""
-        made = make_backends(self._reactor, config, self._make_provider, self._source)
-        check_pools(config, made.providers, self._source)
+        backends = make_backends(self._reactor, config, self._make_provider, self._source)
+        check_pools(config, backends.providers, self._source)
 
     def reconfigure(self, config: Config) -> None:
         """Put in force what can change while the daemon runs: images and pool."""

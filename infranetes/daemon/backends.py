@@ -76,7 +76,7 @@ def _key_of(config: Config, provider: str) -> str:
     """Return the key by which the configuration names a provider first."""
     if provider == config.provider:
         return "provider"
-    named = [name for name, its in config.handlers.items() if its.provider == provider]
+    named = [name for name, handler in config.handlers.items() if handler.provider == provider]
     return f"handlers.{named[0]}.provider" if named else "provider"  # none: a record names it
 
 
@@ -118,7 +118,9 @@ def make_backends(
         observer=observer,
         ranges=AddressRanges(config.state_dir, config.offered_node_providers) if config.has_tenants else None,
     )
-    joining = {config.provider_of(name) for name, its in config.handlers.items() if its.network == CNI}
+    joining = {
+        config.provider_of(name) for name, handler in config.handlers.items() if handler.network == CNI
+    }
 
     def make(name: str) -> IPodProvider:
         its_own = attrs.evolve(context, joins_namespaces=name in joining)

@@ -44,20 +44,22 @@ def volumes_of(
     """Return the volumes of the first provider that has volumes, with its tenants'; None: none has.
 
     :param tables: the providers'."""
-    having = [each for each in providers if IHasVolumes.providedBy(each)]
+    having = [provider for provider in providers if IHasVolumes.providedBy(provider)]
     if not having:
         return None
     first, name = having[0], split(having[0].name)[0]
-    its = {split(each.name)[1]: each.volumes for each in having if split(each.name)[0] == name}
-    if len(its) == 1:
+    by_tenant = {
+        split(provider.name)[1]: provider.volumes for provider in having if split(provider.name)[0] == name
+    }
+    if len(by_tenant) == 1:
         return first.volumes
-    own = its.pop("")
-    return NodeVolumes(own, its, Tenants.of(name, (tables or {}).get(name, {})))
+    own = by_tenant.pop("")
+    return NodeVolumes(own, by_tenant, Tenants.of(name, (tables or {}).get(name, {})))
 
 
 def no_volumes(providers: Sequence[IPodProvider], source: str) -> ConfigError:
     """Return the error for a driver that no provider has volumes for."""
-    names = " and ".join(each.name for each in providers)
+    names = " and ".join(provider.name for provider in providers)
     return ConfigError(f"{source}: csi.kubelet_dir: provider {names} has no volumes; leave it out")
 
 
@@ -78,12 +80,12 @@ class MountedVolumes:
 
     @deferred
     async def usage(self, volume_id: str) -> VolumeUse:
-        found = await self._pods.usage(volume_id)
-        if found is None:
+        usage = await self._pods.usage(volume_id)
+        if usage is None:
             raise Unavailable(f"volume {volume_id} is mounted in no VM now: how full it is, is not known")
-        inodes, free = found.inodes, found.free_inodes
+        inodes, free = usage.inodes, usage.free_inodes
         return VolumeUse(
-            found.total_bytes, found.used_bytes, found.available_bytes, inodes, inodes - free, free
+            usage.total_bytes, usage.used_bytes, usage.available_bytes, inodes, inodes - free, free
         )
 
     @deferred
@@ -114,9 +116,9 @@ class CsiService(OrderedServices):
     ) -> None:
         super().__init__()
         volumes, in_flight = publisher.volumes, publisher.in_flight
-        found = volumes.snapshots if IHasSnapshots.providedBy(volumes) else None
-        controller = Controller(volumes, in_flight, pods is not None, found)
-        snapshots = Snapshots(found, in_flight) if found is not None else None
+        offered = volumes.snapshots if IHasSnapshots.providedBy(volumes) else None
+        controller = Controller(volumes, in_flight, pods is not None, offered)
+        snapshots = Snapshots(offered, in_flight) if offered is not None else None
         driver = [
             identity_service(Identity(ready, lambda: bool(volumes.topology))),
             controller_service(controller, snapshots),
@@ -125,7 +127,7 @@ class CsiService(OrderedServices):
         registration = [registration_service(Registration(config.socket))]
         for path, services in ((config.socket, driver), (config.registration_socket, registration)):
             clear_socket(path)
-            calls = [each.intercept(logged(reactor, observer)) for each in services]
+            calls = [service.intercept(logged(reactor, observer)) for service in services]
             server = Server(reactor, calls, translate_error=errors.to_grpc)
             self._add(SocketService(reactor, path, MODE, server, drain_seconds))
 

@@ -39,7 +39,7 @@ def images_beside(
     Containers' images are the delegate's; those of catalogues it does not know.
 
     :param stores: what the node would have without it."""
-    catalogues = {name: each for name, each in stores.items() if isinstance(each, CatalogueStore)}
+    catalogues = {name: store for name, store in stores.items() if isinstance(store, CatalogueStore)}
     if len(catalogues) < len(stores):
         images = make_node_images(reactor, config, delegate, list(catalogues.values()))
         return images, images.catalogues

@@ -41,18 +41,18 @@ class NodeGuests:
         self, sandbox_id: str, host: str, hypervisor: IHypervisor, choices: GuestChoices
     ) -> Sequence[IGuestAccess]:
         name = f"sandbox {sandbox_id}"
-        found: list[IGuestAccess] = []
+        accesses: list[IGuestAccess] = []
         if choices.guest in (None, GuestWay.SSH):
             user = ADMINISTRATOR if choices.windows else "root"
-            keys, known = self._key(USER, sandbox_id), self._key(HOST, sandbox_id)
+            keys, host_keys = self._key(USER, sandbox_id), self._key(HOST, sandbox_id)
             marked = not hypervisor.drives  # a cloud's VM, to whose SSH server the node lets nobody else
-            login = Login(host, user, keys.private, known.public, marked=marked)
-            found.append(SshAccess(self._reactor, login, name))
+            login = Login(host, user, keys.private, host_keys.public, marked=marked)
+            accesses.append(SshAccess(self._reactor, login, name))
         if choices.guest in (None, GuestWay.GUEST_AGENT):
             endpoint = hypervisor.guest_agent()
             if endpoint is not None:
-                found.append(GuestAgentAccess(self._reactor, endpoint, name))
-        return found
+                accesses.append(GuestAgentAccess(self._reactor, endpoint, name))
+        return accesses
 
     async def configuration(
         self, facts: PodFacts, files: Mapping[str, GuestFile], choices: GuestChoices

@@ -41,37 +41,37 @@ def make_handlers(
         pools,
         config.contprovider,
         config.kubernetes.network,
-        tenants={each.provider: each for each in every},
+        tenants={tenants.provider: tenants for tenants in every},
         image_source=images.source if isinstance(images, SeveralStores | NodeImages) else None,
     )
     return handlers, pools
 
 
 def _make(providers: Providers, config: Config, name: str, source: str) -> Handler:
-    given = config.handlers.get(name, HandlerConfig())
+    handler = config.handlers.get(name, HandlerConfig())
     node_provider, kind = providers.by_name[config.node_provider_of(name)], config.kind_of(name)
-    if given.network == "overlay" and node_provider.overlay is None:
+    if handler.network == "overlay" and node_provider.overlay is None:
         raise _no_overlay(name, node_provider.name, source)
-    contprovider = given.contprovider
+    contprovider = handler.contprovider
     if kind == SYSTEMD != config.kind:  # its VMs would run containers by default
         contprovider = SYSTEMD
-    rule = AnnotationRule(name, given.annotations.set, given.annotations.allow)
+    rule = AnnotationRule(name, handler.annotations.set, handler.annotations.allow)
     pool = None
-    if given.pool.sizes:
-        pool = Pool(node_provider, given.pool, Purpose(name, given.annotations.set, contprovider))
-    network, size = given.network, given.size
-    return Handler(name, node_provider, kind, contprovider, network, size, rule, pool, given.tenant)
+    if handler.pool.sizes:
+        pool = Pool(node_provider, handler.pool, Purpose(name, handler.annotations.set, contprovider))
+    network, size = handler.network, handler.size
+    return Handler(name, node_provider, kind, contprovider, network, size, rule, pool, handler.tenant)
 
 
 def check_overlays(config: Config, providers: Sequence[IPodProvider], source: str) -> None:
     """Check that handlers whose network is the overlay can have it, before there is a node.
 
     :raise ConfigError: one can't."""
-    by_name = {each.name: each for each in providers}
+    by_name = {provider.name: provider for provider in providers}
     addressed = any(name in ADDRESSING for name in by_name)
-    for name, given in config.handlers.items():
+    for name, handler in config.handlers.items():
         provider = by_name[config.provider_of(name)]
-        if given.network == "overlay" and (addressed or not IInVpc.providedBy(provider)):
+        if handler.network == "overlay" and (addressed or not IInVpc.providedBy(provider)):
             raise _no_overlay(name, provider.name, source)
 
 
@@ -79,16 +79,16 @@ def check_pools(config: Config, providers: Sequence[IPodProvider], source: str) 
     """Check that VMs that are to wait stopped can do so, before there is a node.
 
     :raise ConfigError: they can't."""
-    by_name = {each.name: each for each in providers}
+    by_name = {provider.name: provider for provider in providers}
     pools = [("pool", config.pool, config.node_provider_of(""), dict[str, str]())]
     pools += [
-        (f"handlers.{name}.pool", its.pool, config.node_provider_of(name), dict(its.annotations.set))
-        for name, its in config.handlers.items()
+        (f"handlers.{name}.pool", handler.pool, config.node_provider_of(name), dict(handler.annotations.set))
+        for name, handler in config.handlers.items()
     ]
-    for key, pool, provider, given in pools:
+    for key, pool, provider, set_annotations in pools:
         if pool.stops:
             try:
-                check_stops(by_name[provider], given)
+                check_stops(by_name[provider], set_annotations)
             except InvalidArgument as error:
                 raise ConfigError(f"{source}: {key}.sizes: stopped: {error}") from None
 
@@ -104,12 +104,12 @@ def pools_with(
     pools: Pools, providers: Providers, records: Iterable[PoolRecord]
 ) -> list[tuple[Pool, list[PoolRecord]]]:
     """Return every pool with its records. Records of no pool get one that wants no VMs: their VMs end."""
-    found = {(pool.context.provider.name, pool.purpose.handler): pool for pool in pools.all()}
-    loads: dict[tuple[str, str], list[PoolRecord]] = {key: [] for key in found}
+    by_key = {(pool.context.provider.name, pool.purpose.handler): pool for pool in pools.all()}
+    loads: dict[tuple[str, str], list[PoolRecord]] = {key: [] for key in by_key}
     for record in records:
         key = (record.provider, record.handler)
-        if key not in found:
-            found[key] = Pool(providers.by_name[key[0]], PoolConfig(), Purpose(record.handler))
-            pools.others.append(found[key])
+        if key not in by_key:
+            by_key[key] = Pool(providers.by_name[key[0]], PoolConfig(), Purpose(record.handler))
+            pools.others.append(by_key[key])
         loads.setdefault(key, []).append(record)
-    return [(found[key], loads[key]) for key in found]
+    return [(by_key[key], loads[key]) for key in by_key]

@@ -151,4 +151,4 @@ class Node:
         if sandbox is not None:
             return sandbox.record.certificate_key
         members = (pool.members.get(id) for pool in self.pools.all())
-        return next((each.record.certificate_key for each in members if each is not None), "")
+        return next((member.record.certificate_key for member in members if member is not None), "")

@@ -57,7 +57,9 @@ class PodsService(Service):
 
     def _find_providers(self, contents: Contents) -> None:
         """Find or make the providers of all records, also of those that no handler names any more."""
-        recorded = {each.provider for each in contents.sandboxes} | {each.provider for each in contents.pool}
+        recorded = {record.provider for record in contents.sandboxes} | {
+            record.provider for record in contents.pool
+        }
         for name in sorted(recorded - {*self.node.providers.by_name}):
             try:
                 provider = self._make_provider(name)
@@ -86,7 +88,7 @@ class PodsService(Service):
 
     def shown(self) -> int:
         """Return how many sandboxes the CRI shows."""
-        return sum(one.state in SHOWN_SANDBOXES for one in self.node.inventory)
+        return sum(sandbox.state in SHOWN_SANDBOXES for sandbox in self.node.inventory)
 
     @deferred
     async def stopService(self) -> None:

@@ -88,13 +88,13 @@ class Reconciler:
             inventory.add_container(Container(sandbox, record, contents.logs.get(record.id)))
 
         work += [
-            partial(lambda record: inventory.add(Sandbox(record, machine)), each)
-            for each in contents.sandboxes
+            partial(lambda record: inventory.add(Sandbox(record, machine)), record)
+            for record in contents.sandboxes
         ]
-        work += [partial(add, each) for each in contents.containers]
+        work += [partial(add, record) for record in contents.containers]
         await _in_portions(work, breathe)
-        oldest_first = sorted(inventory, key=lambda each: each.record.created_at)
-        await _in_portions([partial(self._take_over, each) for each in oldest_first], breathe)
+        oldest_first = sorted(inventory, key=lambda sandbox: sandbox.record.created_at)
+        await _in_portions([partial(self._take_over, sandbox) for sandbox in oldest_first], breathe)
 
     def _take_over(self, sandbox: Sandbox) -> None:
         sandbox.timeline.note("the daemon was started again", f"the pod is {sandbox.state.value}")
@@ -134,7 +134,7 @@ class Reconciler:
         self._passes.append(passes)
 
     def _of(self, node_provider: NodeProvider) -> list[Sandbox]:
-        return [each for each in self._inventory if self._providers.of(each.record) is node_provider]
+        return [sandbox for sandbox in self._inventory if self._providers.of(sandbox.record) is node_provider]
 
     def stop(self) -> None:
         """End the passes. Idempotent."""
@@ -205,24 +205,30 @@ class Reconciler:
 
         :raise InfranetesError: no provider could be asked."""
         node_providers = list(self._providers)
-        found: list[Orphan] = []
+        orphans: list[Orphan] = []
         troubles: list[tuple[NodeProvider, InfranetesError]] = []
         for node_provider, result in zip(
-            node_providers, await settled(start(self._found(each)) for each in node_providers), strict=True
+            node_providers,
+            await settled(start(self._found(node_provider)) for node_provider in node_providers),
+            strict=True,
         ):
             if not isinstance(result, Failure):
-                found += [(node_provider, instance) for instance in result]
+                orphans += [(node_provider, instance) for instance in result]
             elif isinstance(result.value, InfranetesError):
                 troubles.append((node_provider, result.value))
             else:
                 result.raiseException()
         if len(troubles) == len(node_providers):
             raise troubles[0][1]
-        return found, [_named(node_provider, error) for node_provider, error in troubles]
+        return orphans, [_named(node_provider, error) for node_provider, error in troubles]
 
     async def _found(self, node_provider: NodeProvider) -> list[Instance]:
         node_provider.check_ready()
-        return [each for each in await self._list(node_provider) if not self._has_record(node_provider, each)]
+        return [
+            instance
+            for instance in await self._list(node_provider)
+            if not self._has_record(node_provider, instance)
+        ]
 
     async def _list(self, node_provider: NodeProvider) -> list[Instance]:
         what = f"listing the VMs of provider {node_provider.name}"
@@ -282,7 +288,11 @@ class Reconciler:
         """Finish removals that an earlier daemon began, once the agent can be asked.
 
         For a container that is the VM, the provider is asked instead."""
-        removing = [one for one in sandbox.containers.values() if one.state is ContainerState.REMOVING]
+        removing = [
+            container
+            for container in sandbox.containers.values()
+            if container.state is ContainerState.REMOVING
+        ]
         if removing and sandbox.watch is not None:
             await (
                 self._providers.of(sandbox.record).ready.wait()
@@ -325,7 +335,7 @@ def _named(node_provider: NodeProvider, error: InfranetesError) -> str:
 
 async def _in_portions(work: Sequence[Callable[[], None]], breathe: Callable[[], Awaitable[None]]) -> None:
     """Do all of `work`, a little in each turn of the reactor."""
-    for number, one in enumerate(work, start=1):
-        one()
+    for number, piece in enumerate(work, start=1):
+        piece()
         if not number % AT_A_TIME:
             await breathe()

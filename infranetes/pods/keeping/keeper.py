@@ -114,12 +114,12 @@ class PodKeeper(PodFeature):
         if sandbox.id in self._states.held:
             raise Unavailable(f"sandbox {sandbox.id} was held still and is about to go on: try again")
         containers = sandbox.containers.values()
-        if coming := [each for each in containers if each.state in _COMING]:
+        if coming := [container for container in containers if container.state in _COMING]:
             raise FailedPrecondition(
                 f"sandbox {sandbox.id} can't be kept yet: container {coming[0].config.metadata.name} is "
                 f"{coming[0].state.value}"
             )
-        if not any(each.state is ContainerState.RUNNING for each in containers):
+        if not any(container.state is ContainerState.RUNNING for container in containers):
             raise FailedPrecondition(f"sandbox {sandbox.id} has no container that runs, to be kept")
 
     async def _keep(
@@ -132,7 +132,7 @@ class PodKeeper(PodFeature):
                 "started yet"
             )
         state = await self.described(sandbox, name)
-        names = [(each.name, each.id) for each in state.containers]
+        names = [(container.name, container.id) for container in state.containers]
         wishes = keep_wishes(self._annotations(sandbox), names)
         await self._states.begin(state, replace=replace)
         try:
@@ -175,7 +175,11 @@ class PodKeeper(PodFeature):
 
         :raise InfranetesError: it can't be kept."""
         handler, config = self._handlers.of(sandbox.record), sandbox.config
-        running = [each for each in sandbox.containers.values() if each.state is ContainerState.RUNNING]
+        running = [
+            container
+            for container in sandbox.containers.values()
+            if container.state is ContainerState.RUNNING
+        ]
         return KeptState(
             id=new_state_id(),
             namespace=config.metadata.namespace,
@@ -185,7 +189,7 @@ class PodKeeper(PodFeature):
             provider=sandbox.record.provider,
             sandbox=shape_of_pod(self._handlers.contprovider, handler, config, recorded_size(sandbox)),
             secrets=keeps_secrets(self._annotations(sandbox)),
-            containers=tuple([await self._container(each) for each in running]),
+            containers=tuple([await self._container(container) for container in running]),
         )
 
     async def _container(self, container: Container) -> KeptContainer:

@@ -137,7 +137,7 @@ class KeptStates:
         self.held: set[str] = set()
 
     def __iter__(self) -> Iterator[KeptState]:
-        return iter(sorted(self._states.values(), key=lambda each: (each.called, -each.kept_at)))
+        return iter(sorted(self._states.values(), key=lambda state: (state.called, -state.kept_at)))
 
     @deferred
     async def load(self) -> None:
@@ -161,8 +161,8 @@ class KeptStates:
 
     def named(self, namespace: str, name: str) -> list[KeptState]:
         """Return the states of this name, those that are READY first, the newest of them first."""
-        its = [each for each in self if (each.namespace, each.name) == (namespace, name)]
-        return sorted(its, key=lambda each: each.stage is not Stage.READY)
+        its = [state for state in self if (state.namespace, state.name) == (namespace, name)]
+        return sorted(its, key=lambda state: state.stage is not Stage.READY)
 
     def get(self, id: str) -> KeptState | None:
         """Return the state with this id; None: there is none any more."""
@@ -171,7 +171,7 @@ class KeptStates:
     def _same(self, state: KeptState) -> list[KeptState]:
         """Return the others of a state's name and template."""
         its = self.named(state.namespace, state.name)
-        return [each for each in its if each.template == state.template and each.id != state.id]
+        return [other for other in its if other.template == state.template and other.id != state.id]
 
     # ---- a state's life
 
@@ -232,7 +232,7 @@ class KeptStates:
         its = self.named(namespace, name)
         if not its:
             raise NotFound(f"there is no kept state {namespace}/{name}: `infranetes-ctl kept` lists them")
-        if unready := [each for each in its if each.stage is not Stage.READY]:
+        if unready := [state for state in its if state.stage is not Stage.READY]:
             raise FailedPrecondition(
                 f"kept state {namespace}/{name} is {unready[0].stage.value}: wait for it"
             )

@@ -64,7 +64,7 @@ def find_profile(directory: Path, name: str) -> str:
 
 def _files(directory: Path) -> list[Path]:
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
-        return [Path(each.path) for each in entries if not each.name.startswith(".")][:MAX_FILES]
+        return [Path(entry.path) for entry in entries if not entry.name.startswith(".")][:MAX_FILES]
     return []
 
 

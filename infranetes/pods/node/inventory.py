@@ -403,7 +403,7 @@ class Inventory:
 
     def container_named(self, sandbox: Sandbox, name: str) -> Container | None:
         """Return the container of `sandbox` with this name, or None."""
-        return next((one for one in sandbox.containers.values() if one.name == name), None)
+        return next((container for container in sandbox.containers.values() if container.name == name), None)
 
     def __iter__(self) -> Iterator[Sandbox]:
         return iter(list(self.sandboxes.values()))
@@ -415,9 +415,9 @@ def _find(entries: dict[str, _Entry], id: str, kind: str) -> _Entry:
         return entry
     if not id:
         raise InvalidArgument(f"{kind}_id is empty: give an id, or the first characters of one")
-    found = [one for full_id, one in entries.items() if full_id.startswith(id)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise InvalidArgument(f"{kind} {id}: {len(found)} ids begin with this; give more characters")
+    matches = [entry for full_id, entry in entries.items() if full_id.startswith(id)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise InvalidArgument(f"{kind} {id}: {len(matches)} ids begin with this; give more characters")
     raise NotFound(f"no {kind} has the id {id[:64]}")

@@ -119,7 +119,9 @@ class Logs:
 
     async def stop(self, containers: Iterable[Container]) -> None:
         """Stop writing these containers' logs, and save the positions where a later daemon continues."""
-        await stop_all(self._reactor, [one.pump.log for one in containers if one.pump is not None])
+        await stop_all(
+            self._reactor, [container.pump.log for container in containers if container.pump is not None]
+        )
 
 
 def _only_ends_a_line(record: vmserver.LogRecord) -> bool:
@@ -167,8 +169,8 @@ class Pump:
 
     def say(self, text: str) -> None:
         """Append a line of our own to the log, in the background."""
-        said = start(self.log.say(text))
-        said.addErrback(
+        writing = start(self.log.say(text))
+        writing.addErrback(
             lambda failure: _log.error(
                 "the log of container {container} does not say that {text}: {error}",
                 container=self._container.id,

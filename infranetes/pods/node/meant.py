@@ -58,27 +58,29 @@ def running_container(inventory: Inventory, pod: str, name: str) -> Container:
     try:
         sandbox = present_sandbox(inventory, pod)
     except NotFound:
-        by_id = [each for id, each in inventory.containers.items() if not name and id.startswith(pod)]
+        by_id = [
+            container for id, container in inventory.containers.items() if not name and id.startswith(pod)
+        ]
         if len(by_id) != 1:
             raise
         return _running(by_id[0])
     every = list(sandbox.containers.values())
-    running = [each for each in every if each.state is ContainerState.RUNNING]
+    running = [container for container in every if container.state is ContainerState.RUNNING]
     if not name:
         if len(running) > 1:
-            which = ", ".join(each.config.metadata.name for each in running)
+            which = ", ".join(container.config.metadata.name for container in running)
             raise InvalidArgument(f"pod {pod} has several containers: say which of {which} (--container)")
         if not running:
             raise FailedPrecondition(
                 f"no container of pod {pod} runs: `infranetes-ctl describe {pod}` says why"
             )
         return running[0]
-    named = [each for each in every if each.config.metadata.name == name]
-    named = named or [each for each in every if each.id.startswith(name)]
+    named = [container for container in every if container.config.metadata.name == name]
+    named = named or [container for container in every if container.id.startswith(name)]
     if not named:
-        names = ", ".join(dict.fromkeys(each.config.metadata.name for each in every))
+        names = ", ".join(dict.fromkeys(container.config.metadata.name for container in every))
         raise NotFound(f"pod {pod} has no container {name[:80]!r}: it has {names or 'none'}")
-    return _running(max(named, key=lambda each: each.record.created_at))
+    return _running(max(named, key=lambda container: container.record.created_at))
 
 
 def _running(container: Container) -> Container:
@@ -117,7 +119,7 @@ def _newest_meant(sandboxes: Iterable[AnySandbox], pod: str, exactly: bool) -> A
     sandboxes = list(sandboxes)
     for name in _names(pod):
         named = _named(sandboxes, name, str.__eq__ if exactly else str.startswith)
-        meant = named or [each for each in sandboxes if exactly and each.record.id.startswith(name)]
+        meant = named or [sandbox for sandbox in sandboxes if exactly and sandbox.record.id.startswith(name)]
         if len({sandbox.pod if named else sandbox.record.id for sandbox in meant}) > 1:
             several = ", ".join(sorted(f"{sandbox.pod} ({sandbox.record.id[:13]})" for sandbox in meant)[:5])
             raise InvalidArgument(f"several pods are meant by {pod!r}: {several}; say which")
@@ -136,15 +138,17 @@ def _names(pod: str) -> Iterator[str]:
 
 def _named(sandboxes: Iterable[AnySandbox], pod: str, means: _Is) -> list[AnySandbox]:
     sandboxes = list(sandboxes)
-    named = [each for each in sandboxes if means(each.pod, pod) or each.record.id == pod]
-    return named or [each for each in sandboxes if means(each.pod.partition("/")[2], pod)]
+    named = [sandbox for sandbox in sandboxes if means(sandbox.pod, pod) or sandbox.record.id == pod]
+    return named or [sandbox for sandbox in sandboxes if means(sandbox.pod.partition("/")[2], pod)]
 
 
 def _unknown(words: str, inventory: Inventory, pod: str) -> str:
     """Return an error on a name that nothing has, with those that it may be meant for."""
     words += ": give namespace/name, or its sandbox's id"
-    given = pod.rpartition("/")[2]
-    alike = {each.pod: each.pod.partition("/")[2] for each in inventory if len(given) <= MAX_GUESSED}
-    found = get_close_matches(given, alike.values(), n=3, cutoff=0.6) if len(alike) <= MAX_COMPARED else []
-    near = sorted(name for name, alone in alike.items() if alone in found)[:3]
+    guessed = pod.rpartition("/")[2]
+    alike = {
+        sandbox.pod: sandbox.pod.partition("/")[2] for sandbox in inventory if len(guessed) <= MAX_GUESSED
+    }
+    close = get_close_matches(guessed, alike.values(), n=3, cutoff=0.6) if len(alike) <= MAX_COMPARED else []
+    near = sorted(name for name, alone in alike.items() if alone in close)[:3]
     return f"{words}; did you mean {' or '.join(near)}?" if near else words

@@ -82,7 +82,11 @@ async def repin(inventory: Inventory, container: Container, resources: cri.Linux
 
 
 def _union(sandbox: Sandbox) -> tuple[str, str]:
-    limits = [one.config.linux.resources for one in sandbox.containers.values() if one.state in _COUNTED]
+    limits = [
+        container.config.linux.resources
+        for container in sandbox.containers.values()
+        if container.state in _COUNTED
+    ]
     return (
         cpusets.union(map(cpusets.cpus_of, limits), "cpuset_cpus"),
         cpusets.union(map(cpusets.mems_of, limits), "cpuset_mems"),

@@ -149,7 +149,7 @@ class SleepyPods(PodFeature):
         cpu = (activity.cpu_nanos - before.activity.cpu_nanos) / 1e9
         (begun, _), (begun_before, under_way) = self._gate.probes(sandbox.id), before.probes
         most = IDLE_CPU * max(now - before.at, 0.001) + PROBE_CPU * (begun - begun_before + under_way)
-        runs = [each.state is ContainerState.RUNNING for each in sandbox.containers.values()]
+        runs = [container.state is ContainerState.RUNNING for container in sandbox.containers.values()]
         return (
             any(runs)
             and not self._gate.in_demand(sandbox.id)

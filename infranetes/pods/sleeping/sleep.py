@@ -152,7 +152,11 @@ class PodSleep(PodFeature):
         if self._is_held(sandbox.id):
             raise FailedPrecondition(f"sandbox {sandbox.id} can't sleep now: it is being kept")
         containers = sandbox.containers.values()
-        if coming := [each for each in containers if each.state in _COMING or each.removing is not None]:
+        if coming := [
+            container
+            for container in containers
+            if container.state in _COMING or container.removing is not None
+        ]:
             raise FailedPrecondition(
                 f"sandbox {sandbox.id} can't sleep now: container {coming[0].config.metadata.name} is "
                 f"{coming[0].state.value}"
