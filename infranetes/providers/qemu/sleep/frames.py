@@ -62,7 +62,7 @@ class Sleeping:
 
     def _arp(self, frame: bytes) -> bytes | None:
         question = frame[_ETHERNET : _ETHERNET + _ARP]
-        if len(question) < _ARP or question[:6] != _ETHERNET_IPV4 or question[6:8] != _QUESTION:
+        if question[:6] != _ETHERNET_IPV4 or question[6:8] != _QUESTION:
             return None
         sender, target = question[8:18], question[24:28]
         if target not in self.fourth or sender[6:] in self.fourth:

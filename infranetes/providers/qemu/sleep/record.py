@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import enum
 import json
-import os
 from pathlib import Path
 
 import attrs
@@ -95,7 +94,6 @@ def thd_write(directory: Path, record: SleepRecord) -> None:
         "volumes": [attrs.asdict(each) for each in record.volumes],
     }
     replace_file(directory / RECORD, json.dumps(fields) + "\n", durable=False)
-    os.chmod(directory / RECORD, 0o600)
 
 
 def thd_read(directory: Path) -> SleepRecord | None:

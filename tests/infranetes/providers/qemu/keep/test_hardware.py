@@ -12,11 +12,13 @@ from typing import Any, cast
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.providers.interface import ShownDisk
 from infranetes.providers.qemu.keep.hardware import Disk, Hardware, Piece, add_plugged, decode, read
 from infranetes.providers.qemu.keep.unchanged import UnchangedHardware
 from infranetes.providers.qemu.program.command_line import CommandLine
 from infranetes.providers.qemu.program.qmp import QmpConnection
 from infranetes.providers.qemu.settings import MIB
+from infranetes.providers.qemu.vm.disks import node_id
 from infranetes.providers.qemu.vm.record import Phase, VmRecord
 from infranetes.providers.qemu.vm.sizes import Hotplug
 from infranetes_common.concurrency import start
@@ -29,10 +31,11 @@ RECORD = VmRecord(
     template="template", template_made_at="7", image="image",
 )  # fmt: skip
 LINE = CommandLine("/usr/bin/qemu-system-x86_64", "QEMU 7.2", "tcg", 1024, 8192, 4)
+LAYER = "a" * 64
 PIECES = (Piece("dimm0", "more", 4 << 30, 0, 256), Piece("dimm1", "more1", 8 << 30, 1, 1024))
 HARDWARE = Hardware(
     "7.2.22 Debian", "tcg", "image", "template", 1024, 1 << 30, "7", (1, 2), PIECES,
-    (Disk("layer", 0, 3, 4096, "/images/layer"),),
+    (Disk(LAYER, 0, 3, 4096, "/images/layer"),),
 )  # fmt: skip
 
 
@@ -85,8 +88,11 @@ class Qmp:
                 {"props": {"core-id": 1}, "qom-path": "/machine/peripheral/cpu1"},
                 {"props": {"core-id": 0}, "qom-path": "/machine/unattached/device[0]"},
             ],
-            "qom-list": [],
-            "query-named-block-nodes": [{"node-name": "disk", "image": {"virtual-size": 1 << 30}}],
+            "qom-list": [{"name": "cpu1"}, {"name": f"shown-0-3-{LAYER}"}],
+            "query-named-block-nodes": [
+                {"node-name": "disk", "image": {"virtual-size": 1 << 30}},
+                {"node-name": node_id(ShownDisk(LAYER, 0, 3)), "image": {"virtual-size": 4096}},
+            ],
         }
 
     async def execute(self, command: str, **arguments: Any) -> Any:
@@ -104,9 +110,16 @@ class ReadTests(SynchronousTestCase):
         return self.successResultOf(start(read(cast(QmpConnection, self.qemu), RECORD, self.shown)))
 
     def test_what_qemu_says_and_the_record_is_its_hardware(self) -> None:
-        self.assertEqual(self.read(), attrs.evolve(HARDWARE, disks=()))
+        (self.shown / LAYER).symlink_to("/images/layer")
+        self.assertEqual(self.read(), HARDWARE)
         self.qemu.answers["query-kvm"] = {"enabled": True}
         self.assertEqual(self.read().accelerator, "kvm")
+
+    def test_the_file_of_a_disk_that_an_earlier_release_has_shown_is_not_known(self) -> None:
+        for unreadable in (False, True):
+            if unreadable:
+                (self.shown / LAYER).write_bytes(b"no link")
+            self.assertEqual([disk.path for disk in self.read().disks], [""])
 
     def test_of_an_answer_that_makes_no_sense_nothing_is_taken(self) -> None:
         for command, answer in (
