@@ -4,249 +4,29 @@ test says when QEMU, the tap and the volumes have done each of them."""
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
-import socket
-import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import attrs
 from twisted.internet.defer import Deferred
-from twisted.trial.unittest import SynchronousTestCase
 
 from infranetes.providers.interface import InstanceState
-from infranetes.providers.qemu.host.privileges import QemuUser
 from infranetes.providers.qemu.sleep import record as records
 from infranetes.providers.qemu.sleep import sleeper as module
-from infranetes.providers.qemu.sleep.record import SleepRecord, SleptVolume, Stage
-from infranetes.providers.qemu.sleep.sleeper import Node, Sleeper
+from infranetes.providers.qemu.sleep.record import SleepRecord, Stage
+from infranetes.providers.qemu.template.template import DISK
 from infranetes.providers.qemu.vm.connections import VmConnections
-from infranetes.providers.qemu.vm.paths import VmPaths
-from infranetes.providers.qemu.vm.record import Phase, VmRecord
-from infranetes.providers.qemu.vm.vm import Vm
+from infranetes.providers.qemu.vm.record import Guest
 from infranetes.providers.sleeping import Slept
-from infranetes_common.concurrency import start, threads
-from infranetes_common.errors import Unavailable
+from infranetes_common.concurrency import start
+from infranetes_common.errors import FailedPrecondition, ResourceExhausted, Unavailable
 from infranetes_common.reactors import IReactor
+from tests.infranetes.providers.qemu.sleep.steps_case import MEMORY, SteppedVm, StepsCase
+from tests.infranetes.providers.qemu.sleep.test_frames import SIXTH, solicitation
 from tests.infranetes.providers.qemu.sleep.test_record import RECORD
-from tests.support.inline_threads import InlineThreads
-
-MEMORY = b"memory" * 1000
-
-
-class Reactor(InlineThreads):
-    def __init__(self) -> None:
-        super().__init__()
-        self.readers: list[object] = []
-
-    def addReader(self, reader: object) -> None:
-        self.readers.append(reader)
-
-    def removeReader(self, reader: object) -> None:
-        self.readers.remove(reader)
-
-
-class SteppedVm(Vm):
-    """A VM whose QEMU notes what it is told. :ivar steps: of all that happens to it."""
-
-    def __init__(self, record: VmRecord, paths: VmPaths, steps: list[str]) -> None:
-        super().__init__(record, paths)
-        self.steps = steps
-        self.begin()
-
-    def begin(self) -> None:
-        """Have a process."""
-        self.process = cast(Any, SimpleNamespace(alive=True, pid=1, gone=False, code=None, end="ended"))
-        self.connections = cast(
-            Any,
-            SimpleNamespace(
-                qmp=None, lost=False, close=lambda: self.steps.append("close"), resume=self._resume,
-                shutdown_reason="",
-            ),
-        )  # fmt: skip
-
-    async def _resume(self) -> None:
-        self.steps.append("resume")
-
-    async def monitor(self, reactor: IReactor) -> VmConnections:
-        assert self.connections is not None
-        return self.connections
-
-    async def end_process(self, reactor: IReactor) -> None:
-        if self.process is not None:
-            self.steps.append("end")
-
-
-class World:
-    """All that a VM that sleeps needs of the node.
-
-    :ivar waiting: what each step waits for, by its name. :ivar failing: the errors of steps, by name."""
-
-    def __init__(self, steps: list[str]) -> None:
-        self.steps = steps
-        self.waiting: dict[str, Deferred[None]] = {}
-        self.failing: dict[str, Exception] = {}
-        self.held: list[str] = []
-        self.version = RECORD.version
-
-    async def step(self, name: str) -> None:
-        self.steps.append(name)
-        if (waiting := self.waiting.get(name)) is not None:
-            await waiting
-        if (error := self.failing.get(name)) is not None:
-            raise error
-
-    @asynccontextmanager
-    async def _held(self, name: str) -> AsyncIterator[Sequence[SleptVolume]]:
-        await self.step(name)
-        self.held.append(name)
-        try:
-            yield RECORD.volumes
-        finally:
-            self.held.remove(name)
-
-    async def take(self, vm: Vm, volumes: Sequence[SleptVolume]) -> None:
-        await self.step("take")
-
-    async def plug(self, vm: Vm, volumes: Sequence[SleptVolume]) -> None:
-        await self.step("plug")
-
-    def release(self, vm: Vm) -> None:
-        self.steps.append("release")
-
-    async def guest_network(self, vm: Vm) -> Any:
-        return SimpleNamespace(mac="0a:58:0a:00:00:02")
-
-    async def join(self, vm: Vm) -> None:
-        await self.step("join")
-
-    async def ended(self, vm: Vm) -> None:
-        self.steps.append("ended")
-
-    def node(self) -> Node:
-        nothing: Any = None  # of no interest here
-        own: Any = self
-        return Node(
-            uplink=own,
-            placement=cast(Any, SimpleNamespace(room=None)),
-            disks=nothing,
-            ram=nothing,
-            template=nothing,
-            line=cast(Any, lambda: SimpleNamespace(version=self.version)),
-            exclusively=lambda vm: cast(Any, self._held("exclusively")),
-            unchanged=lambda vm: self._held("unchanged"),
-            volumes=own,
-            ended=self.ended,
-            process_ended=lambda vm: self.steps.append("process ended"),
-        )
-
-
-class StepsCase(SynchronousTestCase):
-    def setUp(self) -> None:
-        self.place = Path(tempfile.mkdtemp(prefix="infranetes-"))
-        self.addCleanup(shutil.rmtree, self.place)
-        self.reactor = Reactor()
-        self.steps: list[str] = []
-        self.world = World(self.steps)
-        self.sleeper = self.daemon()
-        self.taps: list[int] = []
-        self.patch(module, "open_tap", self.open_tap)
-        self.patch(threads, "threads_for", lambda reactor, purpose: reactor.getThreadPool())
-        self.patch(module, "Capture", lambda *_: SimpleNamespace(let_go_on=lambda: self.world.step("go on")))
-        self.vm = self.made("0")
-
-    def daemon(self) -> Sleeper:
-        """Return the sleeper of a daemon."""
-        sleeper = Sleeper(self.reactor.reactor, self.world.node(), lambda vm: None, 30.0)
-        self.patch(sleeper, "_record", self.recorded)
-        self.patch(sleeper, "_stream", self.stream)
-        self.patch(sleeper, "_load", self.load)
-        self.patch(module, "fill_memory", lambda *_: self.world.step("fill"))
-        return sleeper
-
-    def made(self, digit: str) -> SteppedVm:
-        record = VmRecord(digit * 32, "sandbox", "cluster", "node", "10.0.0.2", 1.0, phase=Phase.READY)
-        paths = VmPaths(self.place / digit, self.place / f"s{digit}", QemuUser(0, 0))
-        paths.directory.mkdir()
-        vm = SteppedVm(record, paths, self.steps)
-        self.addCleanup(lambda: self.successResultOf(start(self.sleeper.forget(vm))))
-        return vm
-
-    def open_tap(self, name: str) -> int:
-        ours, other = socket.socketpair()
-        other.close()
-        self.taps.append(ours.detach())
-        return self.taps[-1]
-
-    async def recorded(self, vm: Vm, volumes: Sequence[SleptVolume]) -> SleepRecord:
-        await self.world.step("record")
-        return attrs.evolve(RECORD, files=((5, "/dev/null"),), volumes=tuple(volumes))
-
-    async def stream(self, vm: Vm, path: Path, machine: object) -> None:
-        await self.world.step("stream")
-        path.write_bytes(MEMORY)
-
-    async def load(self, vm: SteppedVm, *_: object) -> None:
-        vm.begin()
-        await self.world.step("load")
-
-    def sleep(self, vm: Vm | None = None) -> Deferred[Slept]:
-        return start(self.sleeper.sleep(vm or self.vm))
-
-    def wake(self) -> Deferred[None]:
-        return start(self.sleeper.wake(self.vm))
-
-    def asleep(self) -> None:
-        self.successResultOf(self.sleep())
-        self.steps.clear()
-
-    def stage(self) -> Stage | None:
-        """Return the recorded stage."""
-        found = records.thd_read(self.vm.paths.directory)
-        return found.stage if found is not None else None
-
-    def hold(self, name: str) -> Deferred[None]:
-        waiting = self.world.waiting[name] = Deferred()
-        return waiting
-
-    def is_open(self, descriptor: int) -> bool:
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            return False
-        return True
-
-    def hold_write(self, stage: Stage) -> Deferred[None]:
-        """Have the record of this stage written when this fires."""
-        held: Deferred[None] = Deferred()
-        write = self.sleeper._write
-
-        async def slowly(directory: Path, record: SleepRecord) -> None:
-            if record.stage is stage:
-                waiting: Deferred[None] = Deferred()
-                held.addCallback(waiting.callback)
-                await waiting
-            await write(directory, record)
-
-        self.patch(self.sleeper, "_write", slowly)
-        return held
-
-    def check_executes(self) -> None:
-        self.assertEqual(list(self.vm.paths.directory.iterdir()), [])
-        self.assertIsNone(self.vm.slumber)
-        self.assertTrue(self.vm.usable)
-        self.assertEqual((self.reactor.readers, self.sleeper.size), ([], 0))
-
-    def check_sleeps(self) -> None:
-        self.assertIs(self.stage(), Stage.ASLEEP)
-        self.assertTrue(self.vm.asleep)
-        self.assertEqual((self.vm.process, self.vm.connections), (None, None))
-        self.assertEqual(len(self.reactor.readers), 1)
-        self.assertEqual(self.sleeper.size, len(MEMORY))
 
 
 class FallAsleepTests(StepsCase):
@@ -277,6 +57,46 @@ class FallAsleepTests(StepsCase):
         waiting.callback(None)
         self.failureResultOf(sleeping, Unavailable)
         self.assertNotIn("record", self.steps)
+
+    def test_one_that_has_not_gone_on_yet_is_put_to_sleep_anew(self) -> None:
+        self.world.failing = {"stream": Unavailable("no room"), "go on": Unavailable("QEMU does not answer")}
+        self.failureResultOf(self.sleep(), Unavailable)
+        self.world.failing = {}
+        self.assertEqual(self.successResultOf(self.sleep()).size, len(MEMORY))
+        self.check_sleeps()
+
+    def test_a_full_disk_is_told_as_that_and_it_goes_on(self) -> None:
+        self.world.failing = {"stream": OSError(errno.ENOSPC, "No space left on device")}
+        self.failureResultOf(self.sleep(), ResourceExhausted)
+        self.check_executes()
+
+    def test_it_says_how_long_that_took(self) -> None:
+        streaming = self.hold("stream")
+        sleeping = self.sleep()
+        self.reactor.advance(3.0)
+        streaming.callback(None)
+        self.assertEqual(self.successResultOf(sleeping).seconds, 3.0)
+
+    def test_one_that_boots_an_image_of_its_own_is_refused(self) -> None:
+        self.vm.record = attrs.evolve(self.vm.record, guest=Guest(1))
+        self.failureResultOf(self.sleep(), FailedPrecondition)
+
+    def test_one_that_was_started_from_a_kept_state_sleeps_as_long_as_that_is_there(self) -> None:
+        kept = self.place / "kept"
+        kept.mkdir()
+        self.vm.record = attrs.evolve(self.vm.record, kept=str(kept))
+        self.failureResultOf(self.sleep(), FailedPrecondition)
+        (kept / DISK).touch()
+        self.successResultOf(self.sleep())
+
+    def test_a_packet_to_any_of_its_addresses_calls_it(self) -> None:
+        self.vm.record = attrs.evolve(self.vm.record, more_addresses=("fd00::2",))
+        self.successResultOf(self.sleep())
+        self.network.send(bytes(10) + solicitation(SIXTH))
+        for reader in list(self.reactor.readers):
+            cast(Any, reader).doRead()
+        self.assertEqual(self.called, [self.vm.record.id])
+        self.successResultOf(start(self.sleeper.forget(self.vm)))
 
     def test_no_more_than_two_are_written_at_once(self) -> None:
         streaming = self.hold("stream")
@@ -341,6 +161,32 @@ class FallAsleepTests(StepsCase):
         self.successResultOf(self.wake())
         self.check_executes()
 
+    def test_what_it_has_is_released_once_nobody_wants_it_also_what_was_had_in_part(self) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        for failing in ({}, {"take": Unavailable("not now")}):
+            self.world.failing = dict(failing)
+            self.successResultOf(self.sleep())
+            for _ in range(2):
+                self.successResultOf(start(self.sleeper.forget(self.vm)))
+            self.assertEqual((self.steps[-1], self.reactor.readers), ("release", []))
+            self.assertEqual([self.is_open(each) for each in self.taps], [False])
+            self.vm.begin()
+            self.network.close()
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+
+    def test_a_tap_that_can_not_be_made_is_made_when_it_is_woken(self) -> None:
+        def fails(name: str) -> int:
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+        patch = self.patch(module, "open_tap", fails)
+        self.successResultOf(self.sleep())
+        self.assertTrue(self.vm.asleep)
+        patch.restore()
+        before = len(os.listdir("/proc/self/fd"))
+        self.successResultOf(self.wake())
+        self.network.close()
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before - 1, "its files were opened once")
+
     def test_what_its_tap_or_volumes_lack_is_tried_again_to_wake_it_and_nothing_stays_open(self) -> None:
         for name in ("take", "join"):
             self.setUp()
@@ -387,6 +233,30 @@ class WakeTests(StepsCase):
         self.world.waiting.clear()
         self.successResultOf(self.wake())
         self.assertEqual(len(self.taps), 1, "it has one tap all the time")
+
+    def test_nor_is_that_cut_short(self) -> None:
+        self.hold("load")
+        waking = self.wake()
+        self.vm.ending = Deferred()
+        for _ in range(3):
+            waking.cancel()
+        self.vm.ending.callback(None)
+        self.failureResultOf(waking)
+        self.check_sleeps()
+
+    def test_one_that_has_ended_is_not_awake(self) -> None:
+        self.successResultOf(self.wake())
+        cast(Any, self.vm.process).alive = False
+        self.failureResultOf(self.wake(), Unavailable)
+
+    def test_its_end_is_not_cut_short_either(self) -> None:
+        (self.vm.paths.directory / records.MEMORY).unlink()
+        ending = self.hold("ended")
+        waking = self.wake()
+        for _ in range(2):
+            waking.cancel()
+        ending.callback(None)
+        self.assertIn("can't be read", str(self.failureResultOf(waking, Unavailable).value))
 
     def test_what_it_lacks_lets_it_sleep_on(self) -> None:
         self.world.failing = {"load": Unavailable("no control group")}
@@ -455,6 +325,7 @@ class WakeTests(StepsCase):
         self.patch(self.vm, "begin", begin_broken)
         self.assertIn("does not go on", str(self.failureResultOf(self.wake(), Unavailable).value))
         self.assertIs(self.stage(), Stage.GOING_ON)
+        self.assertEqual(self.sleeper.size, 0)
         self.assertFalse(self.is_open(self.taps[0]))
         cast(Any, self.vm.connections).resume = self.vm._resume
         self.successResultOf(self.wake())
@@ -492,6 +363,15 @@ class NextDaemonTests(StepsCase):
             self.assertEqual(self.steps, steps)
             self.check_executes()
 
+    def test_of_one_without_a_process_what_was_written_is_removed(self) -> None:
+        records.thd_write(self.vm.paths.directory, RECORD)
+        self.successResultOf(start(self.sleeper.find(self.vm)))
+        self.successResultOf(start(self.sleeper.resume([self.vm])))
+        self.assertEqual(self.steps, [], "it does not sleep")
+        self.vm.process = None
+        self.successResultOf(start(self.sleeper.go_on([self.vm])))
+        self.assertEqual((self.steps, list(self.vm.paths.directory.iterdir())), ([], []))
+
     def test_one_that_does_not_go_on_keeps_no_other_from_it(self) -> None:
         other = self.made("1")
         for vm in (self.vm, other):
@@ -512,8 +392,11 @@ class NextDaemonTests(StepsCase):
             self.setUp()
             self.asleep()
             self.next_one(lambda anew=anew: self.left(boot_id="another" if anew else boot))  # type: ignore[misc]
+            if anew:
+                self.vm.begin()  # it was not ended yet
             self.successResultOf(start(self.sleeper.resume([self.vm])))
             if anew:
+                self.assertIn("end", self.steps)
                 self.assertEqual((self.steps[-1], self.vm.state), ("ended", InstanceState.ENDED))
                 self.assertIn("started anew", self.vm.record.detail)
             else:
