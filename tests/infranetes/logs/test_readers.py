@@ -26,7 +26,7 @@ Written = list[tuple[int, bytes]]  # what a container has written to 0, stdout, 
 FLUENT_BIT = re.compile(rb"^(?P<time>.+?) (?P<stream>stdout|stderr) (?P<tag>F|P) (?P<text>.*)$")
 PROMTAIL = re.compile(rb"(?s)^(?P<time>\S+?) (?P<stream>stdout|stderr) (?P<tag>\S+?) (?P<text>.*)$")
 OTEL = re.compile(rb"^(?P<time>[^ ^Z]+Z) (?P<stream>stdout|stderr) (?P<tag>[^ ]*) ?(?P<text>.*)$")
-CONTENT = st.lists(st.sampled_from([b"a", b"\n", b"x stderr F y", b"\n\n", b"x" * 20_000]), max_size=4).map(
+CONTENT = st.lists(st.sampled_from([b"a", b"\n", b"x stderr F y", b"\n\n", b"x" * 15_000]), max_size=4).map(
     b"".join
 )
 
