@@ -95,7 +95,7 @@ def named(table: attrs.AttrsInstance, keys: Collection[str], prefix: str = "") -
         yield prefix
 
 
-def _look(field: attrs.Attribute[Any], value: object) -> Iterable[Finding]:
+def _look(field: attrs.Attribute[object], value: object) -> Iterable[Finding]:
     if value or value is None:
         look: Look = field.metadata[_NAMES]
         return look(value) if value else ()

@@ -338,7 +338,7 @@ def _table(value: object, cls: type[attrs.AttrsInstance]) -> attrs.AttrsInstance
 
 
 def _table_meant(
-    keys: Sequence[str], value: Mapping[str, object], known: Mapping[str, attrs.Attribute[Any]]
+    keys: Sequence[str], value: Mapping[str, object], known: Mapping[str, attrs.Attribute[object]]
 ) -> str:
     """Return which table was meant by a name that is none's; "": no name was used so."""
     key, *inner = keys

@@ -25,7 +25,7 @@ class ListReader:
     :ivar rest: the answer's other fields, including `metadata`, as far as they have arrived.
     """
 
-    def __init__(self, take: Callable[[Any], None]) -> None:  # Any: JSON
+    def __init__(self, take: Callable[[object], None]) -> None:
         self._take = take
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._decode = json.JSONDecoder().raw_decode
@@ -35,7 +35,7 @@ class ListReader:
         self._worth = 0  # how many must be there before a value is tried again
         self._next: Callable[[int], int] | None = self._begin
         self._key = ""
-        self.rest: dict[str, Any] = {}  # Any: JSON
+        self.rest: dict[str, object] = {}
 
     def feed(self, data: bytes) -> None:
         """Read the next piece of the answer. :raise ValueError: it is not a list."""

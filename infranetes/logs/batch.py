@@ -27,8 +27,8 @@ CALLS = 100  # in one trip to the thread: all of their callbacks run in one turn
 
 @attrs.frozen(eq=False)
 class _Call:
-    work: Callable[[], Any]  # Any: calls have results of every kind
-    result: Deferred[Any]  # Any: as above
+    work: Callable[[], object]
+    result: Deferred[Any]  # Any: calls have results of every kind
 
 
 _batchers: WeakKeyDictionary[IReactor, _Batcher] = WeakKeyDictionary()

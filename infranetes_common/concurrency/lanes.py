@@ -41,8 +41,8 @@ _log = Logger()
 @attrs.define(eq=False)
 class _Call:
     lane: str
-    work: Callable[[], Any]  # Any: results of every kind
-    result: Deferred[Any]  # Any: like `work`
+    work: Callable[[], object]
+    result: Deferred[Any]  # Any: results of every kind
     seconds: float
     until: float
     over: bool = False  # the result is no longer wanted, or was delivered

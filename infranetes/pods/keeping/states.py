@@ -32,7 +32,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import attrs
 from twisted.logger import Logger
@@ -302,7 +301,7 @@ def new_state_id() -> str:
     return secrets.token_hex(8)
 
 
-def _document(state: KeptState) -> dict[str, Any]:  # Any: JSON
+def _document(state: KeptState) -> dict[str, object]:
     fields = attrs.asdict(state, filter=lambda field, _: field.name != "stage")
     return {"format": FORMAT, **fields}
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from twisted.internet.defer import CancelledError
 
@@ -36,7 +36,7 @@ class SleepCalls:
         self._reactor = reactor
         self._find = find
         self._tokens_in_work = tokens_in_work
-        self._under_way: dict[str, Flight[Any]] = {}  # by token; Any: of two kinds
+        self._under_way: dict[str, Flight[object]] = {}  # by token
         self._called: list[Callable[[str], None]] = []
         self.sleeper = Sleeper(reactor, node, self._tell, seconds)
 
