@@ -110,10 +110,12 @@ class TakeTests(CaptureCase):
         self.taking()
         arguments = self.qemu.arguments
         self.assertEqual(arguments["migrate"], {"uri": "fd:keep"})
-        self.assertIn(
-            {"capability": "x-ignore-shared", "state": False},
-            cast(list[object], arguments["migrate-set-capabilities"]["capabilities"]),
+        said = cast(list[Answer], arguments["migrate-set-capabilities"]["capabilities"])
+        self.assertEqual(
+            {str(each["capability"]): each["state"] for each in said},
+            {"pause-before-switchover": True, "events": True, "x-ignore-shared": False},
         )
+        self.assertEqual(arguments["migrate-set-parameters"]["downtime_limit"], 100, "milliseconds")
         self.assertGreater(int(str(arguments["migrate-set-parameters"]["max_bandwidth"])), 1 << 35)
 
     def test_an_emulated_one_is_stopped_before(self) -> None:

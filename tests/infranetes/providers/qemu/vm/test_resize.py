@@ -126,6 +126,16 @@ class ResizerTests(ResizeCase):
         self.impatient()
         self.assertEqual(await self.resize(1000), Size(1000))
 
+    async def test_a_resize_of_its_memory_alone_leaves_its_processors(self) -> None:
+        await self.resize(3000, GIB)
+        self.assertEqual(await self.resize(0, 2 * GIB), Size(0, 2 * GIB))
+        self.assertEqual((sorted(self.qemu.cpus), self.qemu.asked_back), ([0, 1, 2], []))
+
+    async def test_what_qemu_has_refused_is_not_asked_back(self) -> None:
+        self.qemu.refuses = {"cpu3"}
+        await self.refused(FailedPrecondition, 4000)
+        self.assertEqual([name.partition("-")[0] for name in self.qemu.asked_back], ["cpu1", "cpu2"])
+
     async def test_one_that_is_cancelled_and_cancelled_again_has_what_it_had_before_the_next_begins(
         self,
     ) -> None:
