@@ -6,6 +6,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from zope.interface import alsoProvides
 
@@ -16,7 +17,7 @@ from infranetes.machines.renewal import LATEST_SECONDS, SOON_SECONDS
 from infranetes.pods.node.inventory import Sandbox
 from infranetes.pods.sandboxes.launch import IDLE_SECONDS
 from infranetes.pods.store.records import SandboxRecord
-from infranetes.pods.store.states import SandboxState
+from infranetes.pods.store.states import ContainerState, SandboxState
 from infranetes.pods.vm.sandbox_vm import machine_for
 from infranetes.providers.interface import IGivesIdentityPrivately
 from infranetes_common.concurrency import start
@@ -64,9 +65,7 @@ class StoppingDaemonTests(PodsTestCase):
         self.assertEqual(len(self.world.provider.instances), 1)
 
 
-class UndoTests(PodsTestCase):
-    """A launch that fails or is cancelled is undone to the end."""
-
+class LaunchCase(PodsTestCase):
     def a_launching_sandbox(self) -> Sandbox:
         config = pod()
         record = SandboxRecord(
@@ -83,6 +82,10 @@ class UndoTests(PodsTestCase):
         sandbox = Sandbox(record, partial(machine_for, self.world.node.providers, self.world.node.inventory))
         self.world.node.inventory.add(sandbox)
         return sandbox
+
+
+class UndoTests(LaunchCase):
+    """A launch that fails or is cancelled is undone to the end."""
 
     def test_a_second_cancellation_does_not_end_the_undo(self) -> None:
         self.world.provider.booting = Deferred()
@@ -124,6 +127,35 @@ class UndoTests(PodsTestCase):
         self.world.wait(11)
         self.failureResultOf(launching, DeadlineExceeded)
         self.assertNothingLeft()
+
+
+class OrderTests(LaunchCase):
+    """What comes before what, and what each is told."""
+
+    def test_its_turn_is_waited_for_before_anything_is_made_ready(self) -> None:
+        steps: list[str] = []
+
+        async def before_launch(sandbox: Sandbox) -> None:
+            steps.append("its turn")
+
+        async def prepare() -> None:
+            steps.append("its disk")
+
+        async def undo(sandbox: Sandbox) -> None:
+            steps.append("undone")
+
+        self.patch(self.world.node.features, "before_launch", before_launch)
+        sandbox = self.a_launching_sandbox()
+        self.world.provider.launch_error = Unavailable("no capacity")
+        self.failureResultOf(start(self.world.node.launches.launch(sandbox, undo, prepare)), Unavailable)
+        self.assertEqual(steps, ["its turn", "its disk", "undone"])
+
+    def test_the_agent_has_the_nodes_dns_and_the_record_all_addresses(self) -> None:
+        self.world.dns = cri.DNSConfig(servers=["10.0.0.53"])
+        self.world.provider.more_addresses = ("fd00::1", "fd00::2")
+        id = self.run_pod()
+        self.assertEqual(self.world.agents[id].node_dns, [self.world.dns])
+        self.assertEqual(self.record(id).more_addresses, "fd00::1 fd00::2")
 
 
 class HostPortTests(PodsTestCase):
@@ -243,6 +275,28 @@ class CertificateTests(PodsTestCase):
         self.world.wait(IDLE_SECONDS - 1)
         self.assertEqual(len(agent.certificates), 0)
         self.assertEqual(self.count(own), 1)
+
+    def test_it_is_not_idle_while_a_container_is_on_its_way_or_has_just_begun(self) -> None:
+        own = self.run_pod(pod(annotations={"infranetes.io/size": "x"}))
+        sandbox = self.world.node.inventory.sandboxes[own]
+        made = self.do(self.world.containers.create(own, box()))
+        container, busy = sandbox.containers[made], self.world.node.launches._is_starting_containers
+        now, ago = self.world.now(), self.world.now() - int((IDLE_SECONDS + 1) * 1e9)
+        for state, created, started, expected in (
+            (ContainerState.CREATING, ago, 0, True),
+            (ContainerState.CREATED, ago, 0, True),
+            (ContainerState.STARTING, ago, 0, True),
+            (ContainerState.RUNNING, ago, ago, False),
+            (ContainerState.RUNNING, ago, now, True),
+            (ContainerState.RUNNING, now, 0, True),
+        ):
+            container.record = attrs.evolve(
+                container.record, state=state, created_at=created, started_at=started
+            )
+            self.assertEqual(busy(sandbox), expected, (state, created, started))
+        container.record = attrs.evolve(container.record, created_at=ago, started_at=ago)
+        self.patch(type(sandbox.loads), "busy", True)
+        self.assertTrue(busy(sandbox), "an image is brought")
 
     def test_a_pod_that_is_never_idle_gets_it_all_the_same(self) -> None:
         own = self.run_pod(pod(annotations={"infranetes.io/size": "x"}))

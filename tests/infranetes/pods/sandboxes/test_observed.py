@@ -115,10 +115,13 @@ class PoolTests(PodsTestCase):
         return ObservedNode(PoolConfig(sizes=(PoolSize(count=1),)))
 
     def test_of_the_pool_and_from_it(self) -> None:
+        self.world.wait(5.0)
         self.run_pod()
         kinds = [launch.kind for launch in self.world.observer.launches]
         self.assertEqual(kinds[0], LaunchKind.POOL)
         self.assertIn(LaunchKind.CLAIMED, kinds)
+        claimed = next(one for one in self.world.observer.launches if one.kind is LaunchKind.CLAIMED)
+        self.assertNotIn(LaunchStep.REQUEST, dict(claimed.steps), "which came before the pod's launch")
         pool = self.world.observer.launches[0]
         self.assertEqual((pool.pod, pool.reason), ("", ""))
         self.assertEqual(pool.steps[-1][0], LaunchStep.RECORD)
