@@ -11,14 +11,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
+from infranetes.providers.qemu.keep.hardware import Disk
+from infranetes.providers.qemu.keep.state import layer_file
 from infranetes.providers.qemu.program.command_line import Fd
 from infranetes.providers.qemu.settings import MIB
 from infranetes.providers.qemu.sleep import sleeper as module
 from infranetes.providers.qemu.template.template import DISK, IMAGES, RAM
 from infranetes.providers.qemu.vm.record import VmRecord
-from infranetes_common.errors import ResourceExhausted
+from infranetes_common.concurrency import start
+from infranetes_common.errors import FailedPrecondition, ResourceExhausted
+from tests.infranetes.providers.qemu.sleep.steps_case import StepsCase
 from tests.infranetes.providers.qemu.sleep.test_record import RECORD
 
 
@@ -70,3 +75,23 @@ class FilesTests(SynchronousTestCase):
         module._thd_check_room(vm, 100 * MIB)
         error = self.assertRaises(ResourceExhausted, module._thd_check_room, vm, 100 * MIB + 1)
         self.assertIn("make room", str(error))
+
+
+class LayersTests(StepsCase):
+    """The files of the disks that it was shown, which others may unlink while it sleeps."""
+
+    def link(self, *disks: Disk) -> Deferred[None]:
+        machine = attrs.evolve(RECORD.hardware, disks=disks)
+        return start(self.sleeper._link_layers(self.vm.paths.directory, machine))
+
+    def test_they_are_linked_in_its_directory(self) -> None:
+        layer = self.place / "layer"
+        layer.write_bytes(bytes(4096))
+        disk = Disk("name", 0, 1, 4096, str(layer))
+        for _ in range(2):
+            self.successResultOf(self.link(disk))
+            self.assertTrue(layer_file(self.vm.paths.directory, disk).samefile(layer))
+
+    def test_without_a_note_of_their_files_it_can_not_sleep(self) -> None:
+        refused = self.link(Disk("name", 0, 1, 4096))
+        self.assertIn("recreate its pod", str(self.failureResultOf(refused, FailedPrecondition).value))
