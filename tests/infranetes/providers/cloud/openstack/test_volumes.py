@@ -311,7 +311,7 @@ class FailureTests(OpenStackVolumesCase, TestCase):
         """As when a pod is stopped while it starts, and the daemon was killed in between."""
         volumes, vm = await self.volumes(), await self.vm()
         made = await volumes.create("data", GIB)
-        self.world.volume_seconds = 0.4
+        self.world.volume_seconds = 0.8  # for a slow machine to see it meanwhile
         attaching = volumes.attach(vm, made.id, False)
         await self.until(lambda: self.disks()[made.id]["status"] == "reserved", "it is reserved")
         provider = await self.started()
