@@ -8,6 +8,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import attrs
@@ -17,6 +18,8 @@ from infranetes.providers.interface import InstanceState
 from infranetes.providers.qemu.sleep import record as records
 from infranetes.providers.qemu.sleep import sleeper as module
 from infranetes.providers.qemu.sleep.record import SleepRecord, Stage
+from infranetes.providers.qemu.sleep.sleeper import Sleeper
+from infranetes.providers.qemu.sleep.slumber import Slumber
 from infranetes.providers.qemu.template.template import DISK
 from infranetes.providers.qemu.vm.connections import VmConnections
 from infranetes.providers.qemu.vm.record import Guest
@@ -409,3 +412,41 @@ class NextDaemonTests(StepsCase):
             cast(Any, self.vm.process).alive = has_process
             self.successResultOf(start(self.sleeper.find(self.vm)))
             self.assertEqual("could not be woken" in self.vm.record.detail, not has_process)
+
+
+class LoadTests(StepsCase):
+    """A process that waits for the VM's state is given all that the VM had before it loads that."""
+
+    async def note(self, name: str) -> None:
+        await self.world.step(name)
+
+    def test_its_place_hardware_disks_and_volumes_come_before_its_state(self) -> None:
+        world, ram = self.world, SimpleNamespace(fileno=lambda: 7)
+        process: Any = SimpleNamespace(alive=True, pid=1, gone=False, code=None, end="ended")
+        connections: Any = SimpleNamespace(
+            qmp=None,
+            open_monitor=lambda sockets: self.note("monitor"),
+            load_state=lambda seconds, memory: self.note("load state"),
+        )
+
+        async def started(*_: object) -> Any:
+            await self.note("start")
+            return process
+
+        node = attrs.evolve(
+            world.node(),
+            placement=cast(Any, SimpleNamespace(place=lambda record, pid: self.note("place"))),
+            disks=cast(Any, SimpleNamespace(show_as_kept=lambda vm, disks: self.note(f"{len(disks)} disks"))),
+        )
+        sleeper = Sleeper(self.reactor.reactor, node, lambda vm: None, 30.0)
+        self.patch(sleeper, "_start", started)
+        self.patch(module, "VmConnections", lambda *_: connections)
+        self.patch(module, "add_plugged", lambda *_: self.note("hardware"))
+        self.patch(module, "thd_fill", lambda number: self.steps.append(f"fill {number}"))
+        self.vm.ram = cast(Any, ram)
+        slumber = Slumber(attrs.evolve(RECORD, stage=Stage.ASLEEP))
+        self.successResultOf(start(sleeper._load(self.vm, slumber, cast(Any, None))))
+        self.assertEqual(
+            self.steps, ["fill 7", "start", "place", "monitor", "hardware", "1 disks", "plug", "load state"]
+        )
+        self.assertIs(self.vm.ram, ram)
