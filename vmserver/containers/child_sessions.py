@@ -264,6 +264,7 @@ class AttachSession:
             except OSError as error:
                 if error.errno not in (errno.ENXIO, errno.ENOENT):  # the FIFO has no reader any more
                     raise Unavailable(f"the container's stdin can't be opened: {error.strerror}") from error
+        self._closed = False
         self._pumping = start(self._pump(records))
 
     async def _pump(self, records: AsyncGenerator[messages.LogRecord, None]) -> None:
@@ -314,4 +315,6 @@ class AttachSession:
         self.close_stdin()
         if fifo is not None and fifo.connected:
             fifo.connectionLost(Failure(ConnectionDone()))
-        self._pumping.cancel()
+        if not self._closed:  # another cancellation would end the wait for the end of what reads
+            self._closed = True
+            self._pumping.cancel()

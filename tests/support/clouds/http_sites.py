@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import email.policy  # noqa: F401 - Twisted imports it with the first POST, in the reactor, from a busy disk
 from collections.abc import Awaitable, Callable
 from typing import Any
 
