@@ -102,6 +102,7 @@ class _Reader(ProcessProtocol):
         self._changed = Notifier()
         self._woken = False
         self._paused = False
+        self._killed = False
         self.waiting: deque[Entry] = deque()
         self.held = 0  # bytes of what waits
         self.failure = ""
@@ -111,6 +112,8 @@ class _Reader(ProcessProtocol):
     def childDataReceived(self, childFD: int, data: bytes) -> None:
         if childFD == 2:
             self._stderr = (self._stderr + data)[:_MAX_STDERR_BYTES]
+            return
+        if self._killed:  # nobody reads it any more, nor would resume what is paused
             return
         try:
             coming = self._parser.feed(data)
@@ -153,6 +156,7 @@ class _Reader(ProcessProtocol):
         return entry
 
     def kill(self) -> None:
+        self._killed = True
         try:
             self.transport.signalProcess("KILL")
         except ProcessExitedAlready:

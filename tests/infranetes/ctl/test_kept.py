@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from functools import partial
 from typing import cast
 
 from infranetes.control.kept import KeptCalls
@@ -13,6 +14,7 @@ from infranetes.ctl.cli import read
 from infranetes.ctl.commands import COMMANDS
 from infranetes.ctl.session import DONE, Session
 from infranetes.pods.keeping import clones, states
+from infranetes_common.concurrency import replace_file
 from infranetes_common.errors import InvalidArgument
 from infranetes_common.reactors import IReactor
 from tests.infranetes.control.visit_case import VisitCase, reactor
@@ -26,6 +28,9 @@ class KeptTests(VisitCase):
     def make_world(self) -> FakeNode:
         for module in (states, clones):
             self.patch(module, "run_in_thread", kept_case.inline)
+        # In the reactor, so nothing waits for a disk that other tests keep busy.
+        self.patch(states, "replace_file", partial(replace_file, durable=False))
+        self.patch(states, "sync_directory", lambda directory: None)
         world = kept_case.KeepingNode(self.directory / "kept")
         keeping(world.provider)
         self.keeping_world = world

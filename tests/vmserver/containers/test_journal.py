@@ -87,6 +87,16 @@ class EntriesTests(TestCase):
             self.assertLess(entries.held, HELD_BYTES + 2 * MAX_VALUE)
             await sleep(installed(), 0.01)
 
+    async def test_what_comes_after_a_reader_is_closed_is_not_waited_for(self) -> None:
+        """It was paused again by what was still in the pipe, and its end never seen."""
+        entries = self.reading("while printf MESSAGE=%0500000d 1; do printf '\\n\\n'; done")
+        self.assertIsNotNone(await anext(aiter(entries)))
+        while entries.held <= HELD_BYTES:
+            await sleep(installed(), 0.01)
+        closing = start(entries.close())
+        entries._reader.childDataReceived(1, b"MESSAGE=late\n\n")
+        await closing.addTimeout(30, installed())
+
     async def test_a_part_of_an_entry_is_not_yielded(self) -> None:
         entries = self.reading("printf MESSAGE=; sleep 0.3; printf 'a\\n\\n'; exec sleep 600")
         self.assertEqual(await anext(aiter(entries)), {"MESSAGE": b"a"})
