@@ -144,6 +144,7 @@ class Channel:
         """Have the next call make a new connection. Those in progress fail as if theirs was lost."""
         for connection in list(self._live):
             connection.abort("the connection is made anew")
+            self.retire(connection)  # at once: the next call does not wait until it is lost
 
     # Calls
 

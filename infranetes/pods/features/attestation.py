@@ -88,8 +88,8 @@ class Attestation(PodFeature):
             return
         if machine_annotations.without_agent(machine_annotations.read(annotations).guest):
             raise InvalidArgument(
-                f"annotation {PREFIX}confidential: attestation.url asks for a report on it, which takes "
-                "our agent in it: leave that annotation or the guest's out"
+                f"annotation {PREFIX}confidential: this node has every confidential VM judged, and a guest "
+                f"without our agent can make no report: leave it or {PREFIX}guest out"
             )
 
     async def answered(self, sandbox: Sandbox) -> None:
@@ -101,8 +101,8 @@ class Attestation(PodFeature):
             vouched = await self._vouch(sandbox, technology)
         if vouched is None:
             return
+        self._vouched[sandbox.id] = vouched  # first, so that it is forgotten if it can't be saved
         await self._memory.save(sandbox.id, vouched)
-        self._vouched[sandbox.id] = vouched
         client = sandbox.machine.connect()
         client.reconnect()
         await client.info()
@@ -113,10 +113,10 @@ class Attestation(PodFeature):
 
         :raise InfranetesError: it vouches for something else, or is not believed."""
         machine = sandbox.machine
-        await machine.renew_certificate()
-        vouched = VouchedKey(sandbox.record.certificate_key, self._clock.seconds())
         nonce = secrets.token_bytes(LEAST_NONCE)
         try:
+            await machine.renew_certificate()
+            vouched = VouchedKey(sandbox.record.certificate_key, self._clock.seconds())
             made = await machine.connect().attest(nonce)
         except (FailedPrecondition, NotOffered) as error:
             if self._judge is not None:
@@ -152,8 +152,8 @@ class Attestation(PodFeature):
         return Vouched(technology, claims.measurement, vouched)
 
     async def vm_destroyed(self, sandbox: Sandbox) -> None:
-        self._vouched.pop(sandbox.id, None)
-        await self._memory.forget(sandbox.id)
+        if self._vouched.pop(sandbox.id, None) is not None:
+            await self._memory.forget(sandbox.id)
 
     async def load(self, contents: Contents) -> None:
         """Know the keys before any agent is called."""

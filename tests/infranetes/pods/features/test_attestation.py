@@ -7,16 +7,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 
 from infranetes.attestation.evidence import Evidence
 from infranetes.identity.authority import VouchedKey
+from infranetes.machines import sandbox_memory
 from infranetes.machines.sandbox_memory import SandboxMemory
 from infranetes.pods.features.attestation import Attestation, Vouched
 from infranetes.pods.node.hooks import PodFeature
 from infranetes.providers.confidential import Confidential
 from infranetes_common.attestation import MOST_REPORT, binding
-from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotOffered, Unavailable
+from infranetes_common.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotOffered,
+    ResourceExhausted,
+    Unavailable,
+)
 from infranetes_common.wire import cri, vmserver
 from tests.infranetes.attestation.made_reports import MEASUREMENT, snp_report
 from tests.infranetes.pods.case import PodsTestCase
@@ -28,14 +36,19 @@ Attests = Callable[[FakeAgent, bytes], vmserver.AttestResponse]
 
 
 class _Judge:
-    """Judges as it is told to. :ivar asked: about what."""
+    """Judges as it is told to.
+
+    :ivar asked: about what. :ivar thinks: what a verdict waits for; None: nothing."""
 
     def __init__(self) -> None:
         self.asked: list[Evidence] = []
         self.error: Exception | None = None
+        self.thinks: Deferred[None] | None = None
 
     async def judge(self, evidence: Evidence) -> None:
         self.asked.append(evidence)
+        if self.thinks is not None:
+            await self.thinks
         if self.error is not None:
             raise self.error
 
@@ -190,13 +203,59 @@ class AttestationTests(PodsTestCase):
         id = self.run_pod(confidential())
         self.assertIsNone(self.node.feature.key(id))
 
+    def test_a_guest_without_our_agent_is_taken_where_nobody_judges(self) -> None:
+        async def lacks(agent: FakeAgent, within: float = 0) -> bytes:
+            raise NotOffered("there is no agent in this VM, which makes its key")
+
+        self.patch(FakeAgent, "new_key", lacks)
+        self.assertIn("makes its key", self.refused(NotOffered))
+        self.node.kill()
+        self.node.judge = None
+        self.node.begin()
+        self.world.provider_ready()
+        self.assertIsNone(self.node.feature.key(self.run_pod(confidential())))
+
+    def test_a_pod_that_is_removed_while_it_is_judged_leaves_nothing(self) -> None:
+        self.judge.thinks = Deferred()
+        launch = self.start(confidential())
+        self.assertNoResult(launch)
+        [id] = self.node.agents
+        self.do(self.world.sandboxes.stop(id))
+        self.do(self.world.sandboxes.remove(id))
+        self.failureResultOf(launch)
+        self.assertNothingLeft()
+        self.assertEqual((self.do(self.node.memory.load_all()), self.node.feature.key(id)), ({}, None))
+
+    def test_a_pod_is_judged_again_if_the_daemon_is_killed_meanwhile(self) -> None:
+        self.judge.thinks = Deferred()
+        self.start(confidential()).addErrback(lambda failure: None)
+        self.node.kill()
+        self.judge.thinks = None
+        self.node.begin()
+        self.world.provider_ready()
+        first, second = self.judge.asked
+        self.assertNotEqual((first.nonce, first.key), (second.nonce, second.key))
+        [id] = self.node.agents
+        key = self.node.feature.key(id)
+        self.assertEqual(key and key.id, second.key)
+        self.assertEqual(self.record(id).state.value, "ready")
+
+    def test_what_can_not_be_remembered_is_not_known(self) -> None:
+        def full(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        self.patch(sandbox_memory, "replace_file", full)
+        self.assertIn("No space left", self.refused(ResourceExhausted))
+        [id] = self.node.agents
+        self.assertIsNone(self.node.feature.key(id))
+
     def test_a_guest_without_our_agent_is_refused_where_somebody_judges(self) -> None:
         config = pod(annotations={"infranetes.io/confidential": "sev-snp", "infranetes.io/guest": "ssh"})
         machine = type(
             "Handler", (), {"kind": "machine", "vm_annotations": lambda _, annotations: annotations}
         )
         error = self.assertRaises(InvalidArgument, self.node.feature.check, machine(), config)
-        self.assertIn("attestation.url", str(error))
+        self.assertIn("can make no report: leave it or infranetes.io/guest out", str(error))
         self.node.feature._judge = None
         self.node.feature.check(machine(), config)
 
