@@ -20,22 +20,22 @@ _VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 
 
 def is_url(instance: object, attribute: Attribute[str], value: str) -> None:
-    """Validate a URL of HTTP or HTTPS, which has no credentials; "" is one."""
+    """Refuse what is neither empty nor a URL of HTTP or HTTPS without credentials."""
     if not value:
         return
     try:
         url = urlsplit(value)
-        known = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+        valid = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
     except ValueError:
-        known = False
-    if not known or not value.isascii() or not value.isprintable() or " " in value:
+        valid = False
+    if not valid or not value.isascii() or not value.isprintable() or " " in value:
         raise ValueError("a URL such as http://127.0.0.1:4318/v1/traces is needed")
     if url.username is not None or url.password is not None:
         raise ValueError("a URL without user and password is needed: put credentials into headers_file")
 
 
 def is_absolute(instance: object, attribute: Attribute[str], value: str) -> None:
-    """Validate an absolute path; "" is one."""
+    """Refuse what is neither empty nor an absolute path."""
     if value and not os.path.isabs(value):
         raise ValueError(f"{value[:200]!r} is not an absolute path")
 

@@ -58,5 +58,5 @@ def serial_at_lun(lun: int, volume: str) -> str:
 
 def place_of(serial: str) -> str | None:
     """Return the place in a serial number that `serial_at_lun` has made; None: it is of another kind."""
-    found = _AT_LUN.fullmatch(serial)
-    return found[1] if found is not None else None
+    match = _AT_LUN.fullmatch(serial)
+    return match[1] if match is not None else None

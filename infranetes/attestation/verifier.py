@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import treq
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
 from twisted.internet.protocol import Protocol
 from twisted.internet.protocol import connectionDone as connection_done
-from twisted.internet.ssl import Certificate, optionsForClientTLS, platformTrust, trustRootFromCertificates
 from twisted.python.failure import Failure
 from twisted.web.client import Agent, ResponseDone
 from twisted.web.http import PotentialDataLoss
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IPolicyForHTTPS, IResponse
-from zope.interface import implementer
+from twisted.web.iweb import IResponse
 
 from infranetes.attestation.config import HEADERS_FILE, AttestationConfig
 from infranetes.attestation.evidence import Evidence
@@ -32,6 +28,7 @@ from infranetes_common import bounded_json
 from infranetes_common.concurrency import cancellable, run_in_thread, within
 from infranetes_common.errors import ConfigError, FailedPrecondition, InfranetesError, Unavailable
 from infranetes_common.http_headers import read_headers
+from infranetes_common.https_client import TlsPolicy, error_words, machine_trust, trust_in
 from infranetes_common.reactors import IReactor
 from infranetes_common.redaction import redacted
 
@@ -41,7 +38,6 @@ if TYPE_CHECKING:
 MAX_VERDICT = 64 * 1024  # bytes
 MAX_REASON = 500  # characters
 _MAX_CA = 1 << 20  # bytes
-_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 class Verifier:
@@ -68,7 +64,7 @@ class Verifier:
         where = self._config.url
         headers, trust = await run_in_thread(self._reactor, self._thd_access)
         headers.setRawHeaders("Content-Type", ["application/json"])
-        agent = Agent(self._reactor, _Policy(trust), connectTimeout=self._config.seconds)
+        agent = Agent(self._reactor, TlsPolicy(trust), connectTimeout=self._config.seconds)
         try:
             asking = treq.post(
                 where,
@@ -85,45 +81,32 @@ class Verifier:
         except (CancelledError, InfranetesError):
             raise
         except Exception as error:  # errors of twisted.web and OpenSSL have no common base
-            raise Unavailable(f"{where} can't be asked about the report on the VM: {_words(error)}") from None
+            raise Unavailable(
+                f"{where} can't be asked about the report on the VM: {error_words(error)}"
+            ) from None
         if response.code != 200:
             raise Unavailable(f"{where} answers about the report on the VM with status {response.code}")
         return content
 
     def _thd_access(self) -> tuple[Headers, IOpenSSLTrustRoot]:
         try:
-            headers = Headers({name: [each] for name, each in self._headers().items()})
-            return headers, self._trust()
+            lines = read_headers(self._config.headers_file, HEADERS_FILE)
+            return Headers({name: [value] for name, value in lines.items()}), self._trust()
         except ConfigError as error:
             raise FailedPrecondition(f"the report on the VM can't be judged: {error}") from None
-
-    def _headers(self) -> dict[str, str]:
-        return dict(read_headers(self._config.headers_file, HEADERS_FILE))
 
     def _trust(self) -> IOpenSSLTrustRoot:
         path = self._config.ca
         if not path:
-            usual: IOpenSSLTrustRoot = platformTrust()
-            return usual
+            return machine_trust()
         try:
             with Path(path).open("rb") as file:
-                roots = [Certificate.loadPEM(each) for each in _PEM.findall(file.read(_MAX_CA))]
+                trust = trust_in(file.read(_MAX_CA))
         except Exception as error:  # OpenSSL's errors have no common base
             raise ConfigError(f"attestation.ca: {path} can't be read: {error}") from None
-        if not roots:
+        if trust is None:
             raise ConfigError(f"attestation.ca: {path} has no certificate")
-        trust: IOpenSSLTrustRoot = trustRootFromCertificates(roots)
         return trust
-
-
-@implementer(IPolicyForHTTPS)
-class _Policy:
-    def __init__(self, trust: IOpenSSLTrustRoot) -> None:
-        self._trust = trust
-
-    def creatorForNetloc(self, hostname: bytes, port: int) -> IOpenSSLClientConnectionCreator:
-        made: IOpenSSLClientConnectionCreator = optionsForClientTLS(hostname.decode("ascii"), self._trust)
-        return made
 
 
 class _Body(Protocol):
@@ -181,9 +164,3 @@ def _verdict(body: bytes, where: str) -> tuple[bool, str]:
         raise FailedPrecondition(f'{where} gives no verdict on a report: {{"accepted": true}} is expected')
     reason = said.get("reason")
     return said["accepted"], redacted(str(reason)[:MAX_REASON]) if reason else "it gives no reason"
-
-
-def _words(error: Exception) -> str:
-    """Return the message of an error. Some errors of twisted.web hold lists of Failures."""
-    reasons = getattr(error, "reasons", None)
-    return "; ".join(each.getErrorMessage() for each in reasons) if reasons else str(error)

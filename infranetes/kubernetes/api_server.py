@@ -6,35 +6,28 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
 import treq
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.interfaces import IDelayedCall, IOpenSSLClientConnectionCreator
+from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.protocol import Protocol
 from twisted.internet.protocol import connectionDone as connection_done
-from twisted.internet.ssl import (
-    Certificate,
-    PrivateCertificate,
-    optionsForClientTLS,
-    platformTrust,
-    trustRootFromCertificates,
-)
+from twisted.internet.ssl import PrivateCertificate
 from twisted.python.failure import Failure
 from twisted.web.client import Agent, ResponseDone
 from twisted.web.http import PotentialDataLoss
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IPolicyForHTTPS, IResponse
-from zope.interface import implementer
+from twisted.web.iweb import IResponse
 
 from infranetes.kubernetes.credentials import Credentials
 from infranetes.kubernetes.kubeconfig import Access
 from infranetes.kubernetes.requests import Refused, Requests
 from infranetes_common.concurrency import cancellable, within
 from infranetes_common.errors import FailedPrecondition, InfranetesError, Unavailable
+from infranetes_common.https_client import TlsPolicy, error_words, machine_trust, trust_in
 from infranetes_common.reactors import IReactor
 
 CONNECT_SECONDS = 10.0
@@ -46,35 +39,21 @@ MAX_REFUSAL = 4096
 MAX_ANSWER = 256 * 1024
 _CONTENT_TYPES = {"POST": "application/json", "PATCH": "application/strategic-merge-patch+json"}
 
-_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
-
-@implementer(IPolicyForHTTPS)
-class _Policy:
-    """The TLS policy of a kubeconfig. :raise FailedPrecondition: a certificate or key can't be read."""
-
-    def __init__(self, access: Access) -> None:
-        self._server_name = access.server_name
-        try:
-            roots = [Certificate.loadPEM(each) for each in _PEM.findall(access.authority)]
-            self._trust = trustRootFromCertificates(roots) if roots else platformTrust()
-            self._own = PrivateCertificate.loadPEM(access.key + access.certificate) if access.key else None
-        except Exception as error:  # OpenSSL's errors have no common base
-            raise FailedPrecondition(
-                f"a certificate or key of the kubeconfig can't be read: {error}"
-            ) from None
-
-    def creatorForNetloc(self, hostname: bytes, port: int) -> IOpenSSLClientConnectionCreator:
-        name = self._server_name or hostname.decode("ascii")
-        found: IOpenSSLClientConnectionCreator = optionsForClientTLS(name, self._trust, self._own)
-        return found
+def _policy(access: Access) -> TlsPolicy:
+    """Return a kubeconfig's TLS policy. :raise FailedPrecondition: a certificate or key can't be read."""
+    try:
+        own = PrivateCertificate.loadPEM(access.key + access.certificate) if access.key else None
+        return TlsPolicy(trust_in(access.authority) or machine_trust(), own, access.server_name)
+    except Exception as error:  # OpenSSL's errors have no common base
+        raise FailedPrecondition(f"a certificate or key of the kubeconfig can't be read: {error}") from None
 
 
 def check_certificates(access: Access) -> None:
     """Check that connections can be made with these certificates and keys.
 
     :raise FailedPrecondition: one can't be read."""
-    _Policy(access)
+    _policy(access)
 
 
 class ApiServer(Requests):
@@ -145,7 +124,7 @@ class ApiServer(Requests):
             raise
         except Exception as error:  # errors of twisted.web and OpenSSL have no common base
             self._credentials.unreachable()
-            raise Unavailable(f"{access.server} can't be asked: {_words(error)}") from error
+            raise Unavailable(f"{access.server} can't be asked: {error_words(error)}") from error
         if response.code in (200, 201):
             await _delivered(response, body)
             return
@@ -160,7 +139,7 @@ class ApiServer(Requests):
         """Return the present credentials, and make `_agent` use them."""
         access = await self._credentials.current()
         if access != self._used:
-            self._agent = Agent(self._reactor, _Policy(access), connectTimeout=CONNECT_SECONDS)
+            self._agent = Agent(self._reactor, _policy(access), connectTimeout=CONNECT_SECONDS)
             self._used = access
         return access
 
@@ -171,12 +150,6 @@ async def _delivered(response: IResponse, body: _Body) -> None:
         await body.ended
     finally:
         body.stop()
-
-
-def _words(error: Exception) -> str:
-    """Return the message of an error. Some errors of twisted.web hold lists of Failures."""
-    reasons = getattr(error, "reasons", None)
-    return "; ".join(each.getErrorMessage() for each in reasons) if reasons else str(error)
 
 
 class _Body(Protocol):

@@ -23,7 +23,7 @@ _log = Logger()
 
 
 class SandboxMemory(Generic[T]):
-    """A value for each sandbox that has one, in a file that only the daemon's user can read.
+    """Small files, one for each sandbox that needs it, which only the daemon's user can read.
 
     :param directory: made when it is needed. :param kind: the class of the values, which cattrs writes."""
 

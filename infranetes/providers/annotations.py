@@ -377,7 +377,9 @@ def wants_service_proxy(annotations: Mapping[str, str]) -> bool:
 
 
 def confidential(annotations: Mapping[str, str]) -> Confidential | None:
-    """Return how a pod's VM is to be confidential; None: not at all. :raise InvalidArgument: malformed."""
+    """Return the technology that a pod wants for its VM's memory; None: none.
+
+    :raise InvalidArgument: malformed."""
     name = PREFIX + CONFIDENTIAL.name
     if name not in annotations:
         return None

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from twisted.internet.defer import DeferredLock
 from twisted.internet.interfaces import IReactorThreads
 
 from infranetes_common.attestation import LEAST_NONCE, MOST_NONCE, binding
@@ -17,20 +16,18 @@ from vmserver.machine.reports import Reports
 
 
 class AttestationCalls(AgentAttestationRpcs):
-    """Answers with reports, made one after the other. :param reports: None: the machine is shared."""
+    """Answers with reports. :param reports: None: the machine is shared."""
 
     def __init__(self, reactor: IReactorThreads, identity: CurrentIdentity, reports: Reports | None) -> None:
         self._reactor = reactor
         self._identity = identity
         self._reports = reports
-        self._turn = DeferredLock()
 
     async def Attest(self, request: messages.AttestRequest, call: Call) -> messages.AttestResponse:
         if self._reports is None:
             raise Unimplemented("the machine is not the pod's alone")
         if not LEAST_NONCE <= len(request.nonce) <= MOST_NONCE:
             raise InvalidArgument(f"nonce: {LEAST_NONCE} to {MOST_NONCE} bytes are needed")
-        async with self._turn:
-            bound = binding(request.nonce, self._identity.key)
-            made = await run_in_thread(self._reactor, self._reports._thd_of, bound)
+        bound = binding(request.nonce, self._identity.key)
+        made = await run_in_thread(self._reactor, self._reports._thd_of, bound)
         return messages.AttestResponse(provider=made.provider, report=made.report, auxiliary=made.auxiliary)

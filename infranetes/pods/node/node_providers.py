@@ -196,7 +196,7 @@ class Providers:
         return node_provider
 
     def of(self, record: SandboxRecord) -> NodeProvider:
-        """Return the provider of the sandbox's VM. Once the records are loaded each of them has one."""
+        """Return the provider of a sandbox's VM. Every record has one, once the records are loaded."""
         return self.by_name[record.provider]
 
     def started(self, sandbox: Sandbox) -> Event[None]:

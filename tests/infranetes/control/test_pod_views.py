@@ -16,7 +16,7 @@ from infranetes_common.concurrency import start
 from infranetes_common.errors import InvalidArgument, NotFound, Unavailable
 from infranetes_common.wire import cri
 from tests.infranetes.control.test_policies import Cluster, InForce
-from tests.infranetes.control.test_service import _WithConsoles
+from tests.infranetes.control.test_service import with_consoles
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fakes import box, pod
 
@@ -82,7 +82,7 @@ class PodViewsTests(PodsTestCase):
     def test_its_console_unless_everybody_may_see_it(self) -> None:
         sandbox = self.run_pod(pod("web"))
         self.assertIn("keeps no consoles", self.look().no_console)
-        self.world.node_provider.provider = _WithConsoles(Console("vm-1", sandbox, 0.0, "", "login:", ""))  # type: ignore[assignment]
+        self.world.node_provider.provider = with_consoles(Console("vm-1", sandbox, 0.0, "", "login:", ""))
         self.assertEqual((self.look().console, self.look().no_console), ("login:", ""))
         view = self.look(console=False)
         self.assertEqual(view.console, "")
@@ -90,7 +90,7 @@ class PodViewsTests(PodsTestCase):
 
     def test_a_console_that_can_not_be_read_leaves_the_rest(self) -> None:
         self.run_pod(pod("web"))
-        self.world.node_provider.provider = _WithConsoles(error=Unavailable("the disk is slow"))  # type: ignore[assignment]
+        self.world.node_provider.provider = with_consoles(error=Unavailable("the disk is slow"))
         view = self.look()
         self.assertEqual((view.no_console, view.described.pod.name), ("the disk is slow", "web"))
 

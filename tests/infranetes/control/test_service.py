@@ -6,7 +6,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
@@ -17,7 +17,7 @@ from infranetes.ctl import render
 from infranetes.machines.pool import Pool
 from infranetes.machines.pool_config import PoolConfig, PoolSize
 from infranetes.machines.pooled import Purpose
-from infranetes.providers.interface import Console, IHasConsoles, Instance, InstanceState, Size
+from infranetes.providers.interface import Console, IHasConsoles, Instance, InstanceState, IPodProvider, Size
 from infranetes_common.concurrency import start
 from infranetes_common.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from infranetes_common.wire import control, cri, vmserver
@@ -250,6 +250,11 @@ class _WithConsoles:
         return succeed([one for one in self._consoles if one.sandbox_id.startswith(sandbox)])
 
 
+def with_consoles(*consoles: Console, error: Exception | None = None) -> IPodProvider:
+    """Return what is a provider as far as its consoles are asked for."""
+    return cast(IPodProvider, _WithConsoles(*consoles, error=error))
+
+
 class ConsoleTests(PodsTestCase):
     """What a VM wrote to its console."""
 
@@ -264,7 +269,7 @@ class ConsoleTests(PodsTestCase):
         return start(getattr(self.service, method)(request, None))
 
     def shows(self, *consoles: Console) -> None:
-        self.world.node_provider.provider = _WithConsoles(*consoles)  # type: ignore[assignment]
+        self.world.node_provider.provider = with_consoles(*consoles)
 
     def test_the_newest_one_of_a_sandbox_is_shown(self) -> None:
         live = Console("qemu-2", "abc1", 0.0, "", "booting\nx" + "y" * 300_000, "")
@@ -299,7 +304,7 @@ class ConsoleTests(PodsTestCase):
 
     def test_one_provider_that_fails_leaves_the_others_consoles(self) -> None:
         self.shows(Console("qemu-1", "abc1", 50.5, "", "panic", "words"))
-        east: Any = _WithConsoles(error=Unavailable("east does not answer"))
+        east = with_consoles(error=Unavailable("east does not answer"))
         self.world.node.providers.add(east).trouble = ""
         self.assertEqual(self.successResultOf(self.ask("GetConsole", sandbox="abc1")).text, "panic")
         error = self.failureResultOf(self.ask("GetConsole", sandbox="d"), Unavailable)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+from functools import partial
 from typing import Any
 
 from infranetes.cri.images import ImageService
@@ -123,7 +124,7 @@ class ImageServiceTests(StoreCase):
     async def test_kept_states_are_a_part_of_the_file_system(self) -> None:
         used = []
         for kept in (0, 12345):
-            service = ImageService(self.store, lambda kept=kept: kept)  # type: ignore[misc]
+            service = ImageService(self.store, partial(int, kept))
             response = await service.ImageFsInfo(cri.ImageFsInfoRequest(), NO_CALL)
             used.append(response.image_filesystems[0].used_bytes.value)
         self.assertEqual(used[1] - used[0], 12345)

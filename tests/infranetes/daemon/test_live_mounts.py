@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,10 @@ os.rename(out + ".new", out)
 
 
 @needs_registry
+def _begins_with(path: Path, letter: str) -> bool:
+    return path.read_text()[0] == letter
+
+
 class LiveMountTests(DaemonCase):
     def setUp(self) -> None:
         super().setUp()
@@ -119,7 +124,7 @@ class LiveMountTests(DaemonCase):
         for letter in "abc":
             self.write_version(directory, letter)
             whole = self.in_vm(directory) / "key-0"
-            await self.until(lambda: whole.read_text()[0] == letter, "a change")  # noqa: B023
+            await self.until(partial(_begins_with, whole, letter), "a change")
             self.assertEqual(there.read_text(), "-" * 50_000)
         later = [cri.Mount(container_path="/key", host_path=str(paths[1]))]
         await self.create(sandbox, self.box("later", "sleep 1000", mounts=later))
@@ -145,7 +150,7 @@ class LiveMountTests(DaemonCase):
             letter = chr(ord("a") + number)
             self.write_version(directory, letter)
             if number % 2:  # the other changes follow without waiting
-                await self.until(lambda: key.read_text()[0] == letter, "a change")  # noqa: B023
+                await self.until(partial(_begins_with, key, letter), "a change")
             else:
                 await self.sleep(0.1 * number)
         self.root.joinpath("read.stop").touch()

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import attrs
 from twisted.internet.defer import Deferred
@@ -14,7 +14,7 @@ from infranetes.machines.pooled import Purpose
 from infranetes.pods.node.handler_config import DOCKER
 from infranetes.pods.node.handlers import AnnotationRule, Handler
 from infranetes.pods.node.node_providers import NodeProvider
-from infranetes.providers.interface import Instance, Size
+from infranetes.providers.interface import Instance, IPodProvider, Size
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fake_agent import FakeAgent
 from tests.infranetes.pods.fake_images import FakeImages, image
@@ -62,7 +62,7 @@ class MixedNode(FakeNode):
         super().__init__(**times)
 
     def made(self) -> None:
-        node_provider = self.node.providers.add(self.east)  # type: ignore[arg-type]
+        node_provider = self.node.providers.add(cast(IPodProvider, self.east))
         given = Handler(
             "east",
             self.node.providers.by_name[self.east_provider],

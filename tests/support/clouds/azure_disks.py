@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tests.support.clouds import azure_resources as resources
@@ -328,10 +329,10 @@ class Disks:
             if each["deleteOption"] == "Delete":
                 self._of["disks"].pop(name, None)
             else:
-                self.released(lambda name=name: self._free(name, vm["id"]))  # type: ignore[misc]
+                self.released(partial(self._free, name, vm["id"]))
 
     def vm_has_power(self, vm: Json, power: str) -> None:
-        """Note that a VM's disks are reserved for it, or attached to it again."""
+        """Show the disks of a VM as reserved for it while it is deallocated, and as attached once it runs."""
         state = {"deallocated": "Reserved", "running": "Attached"}.get(power)
         for disk in self._of["disks"].values():
             if state is not None and disk.get("managedBy") == vm["id"]:

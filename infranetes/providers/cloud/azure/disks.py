@@ -96,10 +96,10 @@ class AzureDisks:
     def _thd_find(self, driver: Driver, names: Sequence[str]) -> list[CloudDisk]:
         hashed = [hashed_name_of("volume", self._cluster, name) for name in names]
         if len(hashed) > _FEW:
-            found = [disk for disk in driver.disks() if disk["name"] in hashed]
+            disks = [disk for disk in driver.disks() if disk["name"] in hashed]
         else:
-            found = _thd_each(driver, hashed)
-        return self._thd_shown(driver, [disk for disk in found if self._is_ours(disk)])
+            disks = _thd_each(driver, hashed)
+        return self._thd_shown(driver, [disk for disk in disks if self._is_ours(disk)])
 
     def _thd_get(self, driver: Driver, ids: Sequence[str]) -> list[CloudDisk]:
         listed = {disk["name"]: disk for disk in driver.disks()} if len(ids) > _FEW else {}
@@ -153,11 +153,11 @@ class AzureDisks:
 
     def _attached(self, vm: Vm, name: str) -> DataDisk | None:
         """Return a VM's entry of a disk; None: it has none."""
-        wanted = self._group.resource(DISK, name).lower()
+        resource_id = self._group.resource(DISK, name).lower()
         disks = (
             disk
             for disk in _data_disks(vm)
-            if wanted == (disk.get("managedDisk") or {}).get("id", "").lower()
+            if resource_id == (disk.get("managedDisk") or {}).get("id", "").lower()
         )
         return next(disks, None)
 
@@ -257,9 +257,9 @@ class AzureDisks:
 
     def _thd_is_done(self, driver: Driver, operation: str) -> bool:
         path, *attached = operation.split()
-        found = driver.operation(path)
+        status = driver.operation(path)
         try:
-            return found is None or errors.check_end(found)
+            return status is None or errors.check_end(status)
         except CloudError:
             if attached:
                 self._thd_take_back(driver, *attached)

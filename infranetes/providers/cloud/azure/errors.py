@@ -94,14 +94,14 @@ def of_disk(error: AzureError) -> CloudError:
     """Return an error as what it means for a volume or a snapshot.
 
     Azure has many codes, all with one status, for what another change or a state does not allow now."""
-    found = classify(error)
-    assert found is not None
-    if _NO_PLACE.search(str(found)):
-        return CloudError(ErrorKind.QUOTA, str(found))
-    passes = int(error.code) == _CONFLICT and found.kind in (ErrorKind.INVALID, ErrorKind.TRANSIENT)
-    if passes or _LUN_TAKEN.search(str(found)):
-        return CloudError(ErrorKind.STATE, str(found))
-    return found
+    meaning = classify(error)
+    assert meaning is not None
+    if _NO_PLACE.search(str(meaning)):
+        return CloudError(ErrorKind.QUOTA, str(meaning))
+    passes = int(error.code) == _CONFLICT and meaning.kind in (ErrorKind.INVALID, ErrorKind.TRANSIENT)
+    if passes or _LUN_TAKEN.search(str(meaning)):
+        return CloudError(ErrorKind.STATE, str(meaning))
+    return meaning
 
 
 @contextmanager
@@ -122,6 +122,6 @@ def check_end(operation: Operation) -> bool:
         return status == "Succeeded"
     said = operation.get("error") or {}
     words = said.get("message") or "Azure does not say why it failed"
-    found = of_disk(AzureError(_CONFLICT, said.get("code") or status, words))
+    meaning = of_disk(AzureError(_CONFLICT, said.get("code") or status, words))
     # However often it is polled it stays throttled.
-    raise CloudError(ErrorKind.STATE, str(found)) if found.kind is ErrorKind.THROTTLED else found
+    raise CloudError(ErrorKind.STATE, str(meaning)) if meaning.kind is ErrorKind.THROTTLED else meaning

@@ -47,12 +47,12 @@ class AzureSnapshots:
         return is_name(text)
 
     def _thd_find(self, driver: Driver, name: str) -> list[CloudSnapshot]:
-        found = self._thd_get(driver, hashed_name_of("snapshot", self._cluster, name))
-        return [found] if found is not None and found.ours else []
+        snapshot = self._thd_get(driver, hashed_name_of("snapshot", self._cluster, name))
+        return [snapshot] if snapshot is not None and snapshot.ours else []
 
     def _thd_get(self, driver: Driver, id: str) -> CloudSnapshot | None:
-        found = driver.snapshot(id)
-        return self._shown(found) if found is not None else None
+        snapshot = driver.snapshot(id)
+        return self._shown(snapshot) if snapshot is not None else None
 
     def _thd_list(self, driver: Driver) -> list[CloudSnapshot]:
         return [one for one in map(self._shown, driver.snapshots()) if one.ours]

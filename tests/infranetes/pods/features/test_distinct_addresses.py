@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
@@ -12,6 +12,7 @@ from infranetes.pods.features.distinct_addresses import DistinctAddresses
 from infranetes.pods.node.handlers import Handler
 from infranetes.pods.node.hooks import PodFeature
 from infranetes.pods.store.states import SandboxState
+from infranetes.providers.interface import IPodProvider
 from infranetes_common.errors import FailedPrecondition
 from tests.infranetes.pods.case import PodsTestCase
 from tests.infranetes.pods.fake_provider import FakeProvider
@@ -32,7 +33,7 @@ class TwinNode(FakeNode):
         super().__init__(**times)
 
     def made(self) -> None:
-        node_provider = self.node.providers.add(self.twin)  # type: ignore[arg-type]
+        node_provider = self.node.providers.add(cast(IPodProvider, self.twin))
         node_provider.trouble = ""
         node_provider.ready.succeed(None)
         self.node.handlers.by_name["twin"] = Handler("twin", node_provider)

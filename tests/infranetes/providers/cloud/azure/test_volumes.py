@@ -352,7 +352,7 @@ class FailureTests(AzureVolumesCase, TestCase):
         await volumes.detach(vm, made.id)
 
     async def test_one_that_is_being_attached_is_not_deleted(self) -> None:
-        """Azure would delete it: until it is attached it counts as unattached."""
+        """Azure shows such a disk as unattached until the VM has it, and would delete it."""
         volumes = await self.volumes()
         made, vm = await volumes.create("data", GIB), await self.vm()
         self.world.operation_seconds = 0.5

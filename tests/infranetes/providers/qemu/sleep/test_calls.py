@@ -94,11 +94,12 @@ class CallsTests(SynchronousTestCase):
         self.assertEqual(self.calls._under_way, {})
 
     def test_all_who_want_to_know_are_told_of_a_call(self) -> None:
-        heard: list[tuple[int, str]] = []
-        for number in range(2):
-            self.calls.when_called(lambda id, number=number: heard.append((number, id)))  # type: ignore[misc]
+        first: list[str] = []
+        second: list[str] = []
+        for heard in (first, second):
+            self.calls.when_called(heard.append)
         self.calls._tell(self.vms["one"])
-        self.assertEqual(heard, [(0, "one"), (1, "one")])
+        self.assertEqual((first, second), (["one"], ["one"]))
 
     def test_of_a_vm_that_does_not_execute_nothing_is_asked(self) -> None:
         for process in (None, SimpleNamespace(pid=1)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -360,7 +361,7 @@ class NextDaemonTests(StepsCase):
         for stage, steps in ((Stage.SAVING, ["go on"]), (Stage.GOING_ON, ["go on", "resume"])):
             self.setUp()
             self.asleep()
-            self.next_one(lambda stage=stage: self.left(stage=stage))  # type: ignore[misc]
+            self.next_one(partial(self.left, stage=stage))
             self.vm.begin()
             self.successResultOf(start(self.sleeper.go_on([self.vm])))
             self.assertEqual(self.steps, steps)
@@ -394,7 +395,7 @@ class NextDaemonTests(StepsCase):
         for anew in (False, True):
             self.setUp()
             self.asleep()
-            self.next_one(lambda anew=anew: self.left(boot_id="another" if anew else boot))  # type: ignore[misc]
+            self.next_one(partial(self.left, boot_id="another" if anew else boot))
             if anew:
                 self.vm.begin()  # it was not ended yet
             self.successResultOf(start(self.sleeper.resume([self.vm])))
